@@ -1,0 +1,67 @@
+# Every target makes its own .venv on first use (standard venv and pip) and reuses it afterwards.
+# Only Python 3.11 or newer and make are needed:
+#   make demo    train on dates, show answers and the alignment picture
+#   make test    the whole test suite
+#   make check   ruff and mypy
+#   make prove   every law for every system, and the long experiments; writes docs/PROOFS.md
+#   make bench   speed against installed peers
+#   make docs    regenerate docs/systems.md, docs/parts.md and the pictures
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# The constraint pins torch for everything pip does here; 2.13.0 takes the CPU build where one is offered.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_OFFLINE := 1
+
+# Two workers with one thread each are faster here than one worker with two threads.
+WORKERS ?= 2
+TESTS   ?= tests
+
+.PHONY: demo test check format prove bench docs clean
+.DEFAULT_GOAL := test
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "regard needs Python 3.11 or newer, and this is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[dev,plot]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/regard demo
+
+test: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) $(TESTS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+prove: $(VENV)/.installed
+	$(BIN)/regard prove --out docs/PROOFS.md
+	$(BIN)/python -m pytest -q -m prove --timeout 7200 tests
+
+bench: $(VENV)/.bench
+	$(BIN)/python bench/train.py
+	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/length.py
+
+docs: $(VENV)/.installed
+	$(BIN)/regard systems --markdown > docs/systems.md
+	$(BIN)/regard parts --markdown > docs/parts.md
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,24 @@
+"""Settings of every test: one thread, nothing downloaded, and a fixed seed before each test."""
+
+from __future__ import annotations
+
+import os
+
+# Set before torch is imported: a test process with one thread gives the same bits everywhere, and two of them share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_seed() -> None:
+    """A test that draws random numbers draws the same ones alone and in company."""
+    torch.manual_seed(0)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
