@@ -1,9 +1,10 @@
 """A strict reader of run files: YAML that means what it says, JSON and TOML too. Every value knows its line.
 
-Common YAML readers take `1e-4` for a text, `no` for false, `12:30:00` for a number of seconds, keep the last of two
-equal keys and expand anchors without limit. This one reads numbers and words as YAML 1.2 does, and refuses what
-cannot be meant: a key given twice, anchors, aliases, tags, a second document, a number that is not finite, a file
-of more than 1 MB, more than 50 levels. No value can name code: there is nothing here but text, numbers, lists, mappings.
+Common YAML readers take `1e-4` for a text, `no` for false, `12:30:00` for a number of seconds, keep the last
+of two equal keys and expand anchors without limit. This one reads numbers and words as YAML 1.2 does, and
+refuses what cannot be meant: a key given twice, anchors, aliases, tags, a second document, a number that is
+not finite, a file of more than 1 MB, more than 50 levels. No value can name code: there is only text,
+numbers, lists and mappings.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def scalar(text: str, name: str = "text", line: int | None = None) -> str | int 
 
 
 class _Builder:
-    """Makes data out of the parser's events, with a stack of its own so that depth is counted and never recursed."""
+    """Makes data out of the parser's events. Its own stack counts the depth, never recursing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
