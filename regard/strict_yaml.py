@@ -85,6 +85,12 @@ def parse(text: str, name: str = "text") -> Document:
     return Document(name, builder.root, builder.lines)
 
 
+def dump(data: Any) -> str:
+    """Data as YAML text: `parse(dump(data)).data == data`."""
+    text: str = yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
 def scalar(text: str, name: str = "text", line: int | None = None) -> str | int | float | bool | None:
     """One plain word as YAML 1.2 reads it: 1e-4 is a number, no is a text, 12:30:00 is a text."""
     if text in _NULL:
@@ -238,3 +244,19 @@ def _plain(data: Any, name: str, depth: int = 0) -> Any:
     if data is None or isinstance(data, str | int | float):
         return data
     raise FormError(name, None, f"{data!r} is neither text nor number; put it in quotes.")
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes so that `parse` reads the same back: no aliases, quotes where a word would become a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _write_text(writer: _Writer, text: str) -> yaml.ScalarNode:
+    word = text in _NULL or text in _BOOL or any(p.fullmatch(text) for p in (_INT, _FLOAT, _NOT_FINITE))
+    style = '"' if not text.isprintable() else "'" if word else None
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Writer.add_representer(str, _write_text)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.strict_yaml import FormError, parse, read_document
+from regard.strict_yaml import FormError, dump, parse, read_document
 
 
 @pytest.mark.parametrize(
@@ -154,3 +154,19 @@ plain = st.recursive(
 def test_json_written_inline_reads_back_the_same(data: dict[str, Any]) -> None:
     """JSON is YAML: what a program writes as JSON means the same here."""
     assert parse(json.dumps(data)).data == data
+
+
+words = st.sampled_from(
+    ["1e-4", "no", "12:30:00", "0o7", "~", "", ".inf", "true", "- a", "a: b", "*x", "007", "#", "1_0"]
+)
+anything = st.dictionaries(words | st.text(max_size=5), plain | words | st.text(max_size=8), max_size=5)
+
+
+@given(anything)
+def test_what_is_written_reads_back_the_same(data: dict[str, Any]) -> None:
+    assert parse(dump(data)).data == data
+
+
+def test_shared_values_are_written_out() -> None:
+    shared = {"a": [1, 2]}
+    assert parse(dump({"x": shared, "y": shared})).data == {"x": shared, "y": shared}
