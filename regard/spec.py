@@ -14,7 +14,18 @@ import types
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from regard.dims import Dims
 from regard.errors import UsageError
@@ -53,7 +64,9 @@ class Recipe(Generic[T_co]):
         elif own:
             dims = dims.but(**own) if dims else Dims(**own)
         if dims is None:
-            raise UsageError(f"{_name(self.make)} must be given dims: build(Dims(width=...)) or dims in its options.")
+            raise UsageError(
+                f"{_name(self.make)} must be given dims: build(Dims(width=...)) or dims in its options."
+            )
         return self.make(dims, **options)
 
     def but(self, **options: Any) -> Recipe[T_co]:
@@ -113,10 +126,16 @@ def read(family: type[T], data: Any, path: str = "") -> Recipe[T]:
     return recipe
 
 
-def read_options(make: Callable[..., Any], data: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
+def read_options(
+    make: Callable[..., Any], data: dict[str, Any], path: str, problems: list[Problem]
+) -> dict[str, Any]:
     """Options of one callable from data, checked against its signature; what is wrong goes into `problems`."""
     known, read_so_far = takes(make), {}
-    label = f"{_name(make)} has no option" if not inspect.isclass(make) else f"{_family(make)} {kind_of(make)!r} has no option"
+    label = (
+        f"{_name(make)} has no option"
+        if not inspect.isclass(make)
+        else f"{_family(make)} {kind_of(make)!r} has no option"
+    )
     for name, value in data.items():
         at = _join(path, name)
         if name == "dims" and takes_dims(make):
@@ -157,7 +176,9 @@ def _read_recipe(family: type[T], data: Any, path: str, problems: list[Problem])
     if kind is None and len(known) == 1:
         kind = next(iter(known))
     if kind not in known:
-        said = "must be given" if kind is None else _unknown(f"no {what} is called", str(kind), known, "Known")
+        said = (
+            "must be given" if kind is None else _unknown(f"no {what} is called", str(kind), known, "Known")
+        )
         problems.append((_join(path, "kind") if kind is None else path, said))
         return None
     return Recipe(known[kind], read_options(known[kind], options, path, problems))
@@ -235,7 +256,9 @@ def _read_dims(value: Any, path: str, problems: list[Problem]) -> Any:
         if name not in names:
             problems.append((_join(path, name), _unknown("dims has no number", str(name), names, "It takes")))
         elif not _fits(int, number) or number < 1:
-            problems.append((_join(path, name), f"must be a whole number of at least 1, but {number!r} was given."))
+            problems.append(
+                (_join(path, name), f"must be a whole number of at least 1, but {number!r} was given.")
+            )
     return dict(value)
 
 
@@ -258,14 +281,20 @@ def _fits(hint: Any, value: Any) -> bool:
 def _spell(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        type(None): "null",
+    }
     if hint in names:
         return names[hint]
     if get_origin(hint) in (Recipe, list, tuple, dict):
         inner = get_args(hint)
-        return {Recipe: "a {0}", list: "a list", tuple: "a list of {1}", dict: "a mapping"}[get_origin(hint)].format(
-            getattr(inner[0], "__name__", str(inner[0])).lower(), len(inner)
-        )
+        return {Recipe: "a {0}", list: "a list", tuple: "a list of {1}", dict: "a mapping"}[
+            get_origin(hint)
+        ].format(getattr(inner[0], "__name__", str(inner[0])).lower(), len(inner))
     return _name(hint)
 
 
@@ -275,7 +304,9 @@ def _write_value(value: Any, resolved: bool) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         given = {f.name: getattr(value, f.name) for f in fields(value)}
         defaults = {f.name: f.default for f in fields(value) if f.default is not MISSING}
-        kept = given if resolved else {k: v for k, v in given.items() if k not in defaults or v != defaults[k]}
+        kept = (
+            given if resolved else {k: v for k, v in given.items() if k not in defaults or v != defaults[k]}
+        )
         return {k: _write_value(v, resolved) for k, v in kept.items()}
     if isinstance(value, dict):
         return {k: _write_value(v, resolved) for k, v in value.items()}

@@ -1,0 +1,24 @@
+"""The parts. Folder = key in a config; file = kind; class = kind in CamelCase."""
+
+from regard.nn import block, embed, ffn, head, init, mixer, norm, pattern, position, residual, score, stack
+from regard.nn.cache import Cache
+from regard.nn.context import Context, Memory, places
+
+__all__ = [
+    "Cache",
+    "Context",
+    "Memory",
+    "block",
+    "embed",
+    "ffn",
+    "head",
+    "init",
+    "mixer",
+    "norm",
+    "pattern",
+    "places",
+    "position",
+    "residual",
+    "score",
+    "stack",
+]

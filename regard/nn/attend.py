@@ -1,0 +1,272 @@
+"""The only softmax over keys in the library: four ways to the same sum.
+
+    y_i = sum_{j in S_i} softmax_j(score(q_i, k_j) + bias_ij) v_j
+
+fused      PyTorch's kernel; plain causal attention never builds a mask
+blockwise  a block of queries meets only the blocks of keys that its pattern names: time and memory grow with those,
+           forward and backward, on any device
+flex       FlexAttention, where a GPU is there
+explicit   scores written out; when a tape records, or the score is no dot product
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.errors import UsageError
+from regard.nn.context import Context, How
+from regard.nn.pattern.pattern import Pattern
+from regard.nn.position.position import Position
+from regard.nn.score.score import Score
+
+BLOCK = 128  # queries that share their keys in the blockwise way
+
+
+def attend(
+    q_BHLK: Tensor,
+    k_BGMK: Tensor,
+    v_BGMK: Tensor,
+    j_BM: Tensor,
+    ctx: Context,
+    *,
+    score: Score,
+    pattern: Pattern,
+    position: Position | None = None,
+    raw_BHLK: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    r"""Each query reads the values of the keys it may see, weighted by how well they match.
+
+        y_i = sum_{j in S_i} softmax_j(score(q_i, k_j) + bias_ij) v_j
+
+    Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762. Queries stand at `ctx.pos_BL`, keys at `j_BM`; keys at
+    a negative position are never seen, and a query that sees nothing reads nothing. H heads may share G groups of keys.
+    `raw_BHLK` are the queries before `position.turn`, from which a bias is made.
+    """
+    pattern = pattern.bind(ctx)
+    bias = position if position is not None and position.biased else None
+    raw_BHLK = q_BHLK if raw_BHLK is None else raw_BHLK
+    how = _choose(q_BHLK, k_BGMK, j_BM, ctx, score, pattern)
+    if how == "blockwise":
+        return _blockwise(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, bias, raw_BHLK, dropout)
+    if how == "flex":
+        return _flex(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, bias, raw_BHLK)
+    causal, allow = False, None
+    shape = pattern.amounts_to(k_BGMK.shape[2]) if _whole(ctx, j_BM) else None
+    if shape == "causal" and how == "fused" and bias is None and q_BHLK.shape[2] == k_BGMK.shape[2]:
+        causal = q_BHLK.shape[2] > 1
+    elif shape is None or (shape == "causal" and q_BHLK.shape[2] > 1):
+        allow = _allow(pattern, ctx, j_BM)
+    bias_BHLM = _bias(bias, raw_BHLK, j_BM, ctx)
+    if how == "fused":
+        return _fused(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, causal, dropout)
+    return _explicit(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, dropout, ctx)
+
+
+def _choose(
+    q_BHLK: Tensor, k_BGMK: Tensor, j_BM: Tensor, ctx: Context, score: Score, pattern: Pattern
+) -> How:
+    """The quickest way that gives what is asked for."""
+    if ctx.tape is not None or ctx.how == "explicit":
+        return "explicit"
+    length = k_BGMK.shape[2]
+    own = q_BHLK.shape[2] == length and j_BM is ctx.pos_BL  # keys and queries are the same tokens
+    if ctx.how in ("blockwise", "flex"):
+        if ctx.how == "blockwise" and not own:
+            raise UsageError(
+                "The blockwise way needs queries and keys of the same tokens; leave `how` at 'auto'."
+            )
+        return ctx.how
+    if ctx.how == "auto" and own and length > 2 * BLOCK:
+        count = -(-length // BLOCK)
+        blocks = pattern.keys(BLOCK, count)
+        if blocks is not None and 2 * blocks.shape[1] <= count:
+            return "flex" if q_BHLK.is_cuda and score.is_dot and ctx.plain else "blockwise"
+    return "fused" if score.is_dot else "explicit"
+
+
+def _whole(ctx: Context, j_BM: Tensor) -> bool:
+    """Keys stand at 0, 1, ..., M - 1 in every row, the queries last: what a pattern amounts to can be known at once."""
+    if not ctx.plain or (ctx.cache is not None and not ctx.cache.plain):
+        return False
+    return j_BM is ctx.pos_BL or (
+        ctx.cache is not None and ctx.cache.capacity is None and j_BM is ctx.cache.seen_BM
+    )
+
+
+def _allow(pattern: Pattern, ctx: Context, j_BM: Tensor) -> Tensor:
+    """Who may see whom: (B or 1, H or 1, L, M); made once for all layers that ask the same."""
+
+    def make() -> Tensor:
+        i, j = ctx.pos_BL[:, None, :, None], j_BM[:, None, None, :]
+        return pattern(i, j) & (j >= 0)
+
+    return cast(Tensor, ctx.once(("allow", pattern, id(j_BM)), make)) if j_BM is ctx.pos_BL else make()
+
+
+def _bias(position: Position | None, raw_BHLK: Tensor, j_BM: Tensor, ctx: Context) -> Tensor | None:
+    if position is None:
+        return None
+    if position.shared and j_BM is ctx.pos_BL:
+        return cast(
+            Tensor, ctx.once(("bias", id(position)), lambda: position.bias(raw_BHLK, ctx.pos_BL, j_BM))
+        )
+    return position.bias(raw_BHLK, ctx.pos_BL, j_BM)
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: Score,
+    allow: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    q, k = score.prepare(q, k)
+    mask = allow if bias is None else bias if allow is None else bias.masked_fill(~allow, float("-inf"))
+    if mask is not None and mask.dtype.is_floating_point:
+        mask = mask.to(q.dtype)
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=score.scale_of(q), enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _explicit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: Score,
+    allow: Tensor | None,
+    bias: Tensor | None,
+    dropout: float,
+    ctx: Context,
+) -> Tensor:
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    s_BHLM = score(q, k)
+    if bias is not None:
+        s_BHLM = s_BHLM + bias
+    if allow is not None:
+        s_BHLM = s_BHLM.masked_fill(~allow, float("-inf"))
+        w_BHLM = s_BHLM.softmax(-1).masked_fill(~allow, 0.0)  # a query that may see nothing reads nothing
+    else:
+        w_BHLM = s_BHLM.softmax(-1)
+    if ctx.tape is not None:
+        ctx.tape[ctx.path] = w_BHLM.detach()
+    return F.dropout(w_BHLM, dropout, dropout > 0).to(v.dtype) @ v
+
+
+def _blockwise(
+    q_BHLK: Tensor,
+    k_BGMK: Tensor,
+    v_BGMK: Tensor,
+    j_BM: Tensor,
+    ctx: Context,
+    score: Score,
+    pattern: Pattern,
+    position: Position | None,
+    raw_BHLK: Tensor,
+    dropout: float,
+) -> Tensor:
+    """Sparse attention is dense attention on gathered blocks. Column and position must agree, so padding moves last."""
+    back_BL = None
+    if not ctx.plain:
+        pos_BL = ctx.pos_BL
+        order_BL = torch.where(pos_BL >= 0, pos_BL, pos_BL.shape[1]).argsort(1, stable=True)
+        back_BL = order_BL.argsort(1)
+        j_BM = pos_BL.gather(1, order_BL)
+        q_BHLK, k_BGMK, v_BGMK, raw_BHLK = (_rows(t, order_BL) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK))
+    (B, H, L, K), G = q_BHLK.shape, k_BGMK.shape[1]
+    count = -(-L // BLOCK)
+    blocks_NS = pattern.keys(BLOCK, count)
+    if blocks_NS is None:
+        raise UsageError(
+            f"The blockwise way needs a pattern that names its blocks, but {pattern!r} sees all of them."
+        )
+    blocks_NS = blocks_NS.to(q_BHLK.device)
+    S, short = blocks_NS.shape[1], count * BLOCK - L
+    pos_BL = F.pad(j_BM, (0, short), value=-1).unflatten(1, (count, BLOCK))  # (B or 1, N, block)
+    q, k, v, raw = (
+        F.pad(t, (0, 0, 0, short)).unflatten(2, (count, BLOCK)) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK)
+    )
+    pick_X = blocks_NS.clamp(min=0).flatten()
+    k, v = (
+        t.index_select(2, pick_X).unflatten(2, (count, S)).flatten(3, 4) for t in (k, v)
+    )  # (B, G, N, S*block, K)
+    j = pos_BL.index_select(1, pick_X).unflatten(1, (count, S))
+    j = j.masked_fill(blocks_NS[None, :, :, None] < 0, -1).flatten(2)  # (B or 1, N, S*block)
+    i = pos_BL
+    allow = pattern(i.flatten(0, 1)[:, None, :, None], j.flatten(0, 1)[:, None, None, :])
+    allow = allow & (j.flatten(0, 1)[:, None, None, :] >= 0)  # (B or 1 * N, H or 1, block, S*block)
+    allow = allow.unflatten(0, (-1, count)).transpose(1, 2)  # (B or 1, H or 1, N, block, S*block)
+    bias = None
+    if position is not None:  # every block is a row of its own
+        rows = raw.transpose(1, 2).flatten(0, 1)
+        i_rows, j_rows = (t.expand(B, -1, -1).flatten(0, 1) for t in (i, j))
+        bias = position.bias(rows, i_rows, j_rows)
+        bias = bias.expand(B * count, H, -1, -1).unflatten(0, (B, count)).transpose(1, 2).flatten(0, 1)
+    k, v = (
+        t.repeat_interleave(H // G, 1).flatten(0, 1) for t in (k, v)
+    )  # (B*H, N, S*block, K): blocks as heads
+    if allow.shape[:2] == (1, 1):
+        allow = allow[0]
+    else:
+        allow = allow.expand(B, H, -1, -1, -1).flatten(0, 1)
+    q = q.flatten(0, 1)
+    if score.is_dot:
+        y = _fused(q, k, v, score, allow, bias, False, dropout)
+    else:
+        y = _explicit(q, k, v, score, allow, bias, dropout, ctx.but(tape=None))
+    y_BHLK = y.unflatten(0, (B, H)).flatten(2, 3)[:, :, :L]
+    return y_BHLK if back_BL is None else _rows(y_BHLK, back_BL)
+
+
+def _rows(t_BHLK: Tensor, order_BL: Tensor) -> Tensor:
+    """Tokens of each row in a new order."""
+    index = order_BL[:, None, :, None].expand(-1, t_BHLK.shape[1], -1, t_BHLK.shape[3])
+    return t_BHLK.gather(2, index)
+
+
+def _flex(
+    q_BHLK: Tensor,
+    k_BGMK: Tensor,
+    v_BGMK: Tensor,
+    j_BM: Tensor,
+    ctx: Context,
+    score: Score,
+    pattern: Pattern,
+    position: Position | None,
+    raw_BHLK: Tensor,
+) -> Tensor:
+    """FlexAttention with the pattern as its mask; a bias is added from the scores' own table."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    (B, H, L, _), M = q_BHLK.shape, k_BGMK.shape[2]
+    i_BL, j_BM = ctx.pos_BL.expand(B, L), j_BM.expand(B, M)
+    bias = _bias(position, raw_BHLK, j_BM, ctx)
+
+    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return pattern(i_BL[b, i], j_BM[b, j]) & (j_BM[b, j] >= 0)
+
+    def add(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        assert bias is not None
+        return s + bias[b % bias.shape[0], h, i, j]
+
+    q, k = score.prepare(q_BHLK, k_BGMK)
+    allowed = create_block_mask(mask, B, None, L, M, device=str(q.device))
+    kernel = torch.compile(flex_attention) if q.is_cuda else flex_attention
+    y = kernel(
+        q,
+        k,
+        v_BGMK,
+        add if bias is not None else None,
+        allowed,
+        score.scale_of(q),
+        enable_gqa=k.shape[1] != H,
+    )
+    return cast(Tensor, y)

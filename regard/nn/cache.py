@@ -1,0 +1,280 @@
+"""What a model remembers between calls.
+
+A cache is an argument, addressed by path and not by module, so that shared weights keep separate memories.
+Attention needs no order among its keys, only their positions: a column whose position is -1 is never seen.
+That one rule serves padding, preallocated columns not yet written, and the ring of a sliding window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regard.errors import UsageError
+from regard.nn.context import Memory
+
+
+class Cache:
+    """Keys and values of earlier tokens, and whatever else a sublayer must remember.
+
+    Options:
+      batch: rows
+      length: columns to preallocate (static: shapes never change); None grows as needed
+      spare: how many tokens a `rollback` may take back behind a sliding window
+    """
+
+    def __init__(self, batch: int, length: int | None = None, spare: int = 0) -> None:
+        self.batch, self.capacity, self.spare = batch, length, spare
+        self.length = 0  # columns so far
+        self.plain = True  # no padding so far: every row holds positions 0 .. length - 1
+        self.memory: Memory | None = None
+        self.slots: dict[str, Slot] = {}
+        self._pos_BM: Tensor | None = None  # of all columns, shared by the slots that keep every key
+        self._new_BL: Tensor | None = None
+        self._seen_BM: Tensor | None = None
+
+    @property
+    def next_B(self) -> Tensor:
+        """The position that the next token of each row will have."""
+        if self._pos_BM is None:
+            return torch.zeros(self.batch, dtype=torch.long)
+        return (self._pos_BM[:, : self.length].amax(1) + 1).expand(self.batch)
+
+    def begin(self, pos_BL: Tensor, plain: bool) -> None:
+        """A model call starts: its tokens stand at `pos_BL`; called by the model, before its stack runs."""
+        new = pos_BL.shape[1]
+        if self.capacity is not None and self.length + new > self.capacity:
+            raise UsageError(
+                f"The cache must hold every token, but {self.length} + {new} exceed its length {self.capacity}; "
+                "make it with a larger length, or with length=None to let it grow."
+            )
+        self.plain = self.plain and plain
+        self._pos_BM = _room(self._pos_BM, self.length, new, 1, pos_BL, self.capacity, empty=-1)
+        if pos_BL.shape[0] > self._pos_BM.shape[0]:
+            self._pos_BM = self._pos_BM.expand(pos_BL.shape[0], -1).clone()
+        self._pos_BM[:, self.length : self.length + new] = pos_BL
+        self._new_BL, self.length = pos_BL, self.length + new
+        self._seen_BM = self._pos_BM if self.capacity is not None else self._pos_BM[:, : self.length]
+
+    @property
+    def seen_BM(self) -> Tensor | None:
+        """Positions of all columns, the new ones included; one row for all where nothing is padded."""
+        return self._seen_BM
+
+    @property
+    def new_BL(self) -> Tensor:
+        """Positions of the tokens of the call at hand."""
+        assert self._new_BL is not None, "the model opens a call with begin()"
+        return self._new_BL
+
+    def extend(
+        self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, reach: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add new keys and values; get all that may still be seen, with their positions.
+
+        `reach` is how far back the pattern can see: what lies behind is forgotten.
+        """
+        slot = self.slots.get(path)
+        if slot is None:
+            slot = self.slots[path] = Every(self) if reach is None else Ring(self, reach + self.spare)
+        assert isinstance(slot, Every | Ring)
+        return slot.extend(k_BGMK, v_BGMK)
+
+    def once(self, path: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What is computed at the first call and stays: the keys and values of an encoder's memory."""
+        slot = self.slots.setdefault(path, Kept(()))
+        assert isinstance(slot, Kept)
+        if not slot.state:
+            slot.state = make()
+        return slot.state
+
+    def swap(self, path: str, new: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Put the state of a recurrent or convolutional part and get the one before."""
+        slot = self.slots.get(path)
+        self.slots[path] = Swapped(new)
+        return slot.state if isinstance(slot, Swapped) else None
+
+    def recall(self, path: str, x_BLD: Tensor, keep: int) -> Tensor | None:
+        """Hidden states of the last `keep` tokens before this call, detached (Transformer-XL); then add these."""
+        slot = self.slots.get(path)
+        old_BMD = slot.state[0] if isinstance(slot, Swapped) else None
+        both_BMD = x_BLD if old_BMD is None else torch.cat([old_BMD, x_BLD], 1)
+        self.slots[path] = Swapped((both_BMD[:, max(0, both_BMD.shape[1] - keep) :].detach(),))
+        return old_BMD
+
+    def reorder(self, index_N: Tensor) -> None:
+        """Keep these rows, in this order: beams that survive, requests that go on. May also repeat rows."""
+        for slot in self.slots.values():
+            slot.pick(index_N)
+        if self._pos_BM is not None and self._pos_BM.shape[0] > 1:
+            self._pos_BM = self._pos_BM.index_select(0, index_N)
+        if self.memory is not None:
+            self.memory = self.memory.pick(index_N)
+        self.batch = len(index_N)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` columns, as if they had never been fed."""
+        if count > self.length:
+            raise UsageError(f"At most {self.length} columns can be taken back, but {count} were asked for.")
+        assert self._pos_BM is not None or count == 0
+        if not count or self._pos_BM is None:
+            return
+        self.length -= count
+        self._pos_BM[:, self.length :] = -1
+        for path, slot in self.slots.items():
+            slot.rollback(count, path)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is remembered: columns in use if the cache grows, all columns if it is static."""
+        return sum(slot.nbytes for slot in self.slots.values())
+
+
+class Slot:
+    """One address in the cache."""
+
+    state: tuple[Tensor, ...] = ()
+
+    def pick(self, index_N: Tensor) -> None:
+        """Keep these rows, in this order."""
+        self.state = tuple(t.index_select(0, index_N) for t in self.state)
+
+    def rollback(self, count: int, path: str) -> None:
+        """Forget the last `count` columns."""
+        raise UsageError(f"The state at {path!r} cannot be taken back: it keeps no history.")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.numel() * t.element_size() for t in self.state)
+
+
+class Kept(Slot):
+    """Computed once, never changed: nothing to take back."""
+
+    def __init__(self, state: tuple[Tensor, ...]) -> None:
+        self.state = state
+
+    def rollback(self, count: int, path: str) -> None:
+        """It does not depend on the tokens."""
+
+
+class Swapped(Slot):
+    """A state that each call replaces."""
+
+    def __init__(self, state: tuple[Tensor, ...]) -> None:
+        self.state = state
+
+
+class Every(Slot):
+    """All keys, a column each, in the order in which they came."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+
+    def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Write the new columns; return all that are in use (or all there are, if static)."""
+        end, new = self.cache.length, k_BGMK.shape[2]
+        state = self.state or (None, None)
+        pairs = zip(state, (k_BGMK, v_BGMK), strict=True)
+        self.state = tuple(_room(s, end - new, new, 2, t, self.cache.capacity) for s, t in pairs)
+        for room, t in zip(self.state, (k_BGMK, v_BGMK), strict=True):
+            room[:, :, end - new : end] = t
+        if end == new:  # nothing before: what is new is all there is
+            return k_BGMK, v_BGMK, self.cache.new_BL
+        k, v = self.state if self.cache.capacity is not None else (t[:, :, :end] for t in self.state)
+        assert self.cache.seen_BM is not None
+        return k, v, self.cache.seen_BM
+
+    def rollback(self, count: int, path: str) -> None:
+        """Nothing to do: the cache's own positions say what is there."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        part = 1.0 if self.cache.capacity is not None else self.cache.length / self.state[0].shape[2]
+        return round(part * super().nbytes)
+
+
+class Ring(Slot):
+    """The last `size` keys of each row: the key at position p stands in column p mod size.
+
+    One more column takes what is padded and is never seen.
+    """
+
+    def __init__(self, cache: Cache, size: int) -> None:
+        self.cache, self.size = cache, size if cache.capacity is None else min(size, cache.capacity)
+        self.pos_BM: Tensor | None = None
+
+    def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what was there and what is new; then let the new overwrite the oldest."""
+        B, L = k_BGMK.shape[0], k_BGMK.shape[2]
+        pos_BL = self.cache.new_BL.expand(B, L)
+        if self.pos_BM is None:
+            self.pos_BM = pos_BL.new_full((B, self.size + 1), -1)
+            self.state = tuple(
+                t.new_zeros(B, t.shape[1], self.size + 1, t.shape[3]) for t in (k_BGMK, v_BGMK)
+            )
+            self._write(k_BGMK, v_BGMK, pos_BL)
+            return k_BGMK, v_BGMK, self.cache.new_BL
+        if L == 1:  # the key it overwrites is out of reach
+            self._write(k_BGMK, v_BGMK, pos_BL)
+            return self._view()
+        k, v, j = self._view()
+        both = torch.cat([k, k_BGMK], 2), torch.cat([v, v_BGMK], 2), torch.cat([j, pos_BL], 1)
+        self._write(k_BGMK, v_BGMK, pos_BL)
+        return both
+
+    def _view(self) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.pos_BM is not None
+        k, v = (t[:, :, : self.size] for t in self.state)
+        return k, v, self.pos_BM[:, : self.size]
+
+    def _write(self, k_BGMK: Tensor, v_BGMK: Tensor, pos_BL: Tensor) -> None:
+        assert self.pos_BM is not None
+        last_B1 = pos_BL.amax(1, keepdim=True)
+        live_BL = (pos_BL >= 0) & (pos_BL > last_B1 - self.size)
+        column_BL = torch.where(live_BL, pos_BL % self.size, self.size)
+        self.pos_BM.scatter_(1, column_BL, torch.where(live_BL, pos_BL, -1))
+        for room, t in zip(self.state, (k_BGMK, v_BGMK), strict=True):
+            index = column_BL[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])
+            room.scatter_(2, index, t)
+
+    def pick(self, index_N: Tensor) -> None:
+        """Keep these rows, in this order."""
+        super().pick(index_N)
+        if self.pos_BM is not None:
+            self.pos_BM = self.pos_BM.index_select(0, index_N)
+
+    def rollback(self, count: int, path: str) -> None:
+        """Forget positions at or beyond the next one; refused where what they overwrote is needed again."""
+        assert self.pos_BM is not None
+        if count > self.cache.spare:
+            raise UsageError(
+                f"At most {self.cache.spare} tokens can be taken back behind the window at {path!r}, but {count} were "
+                "asked for; make the cache with a larger `spare`."
+            )
+        self.pos_BM.masked_fill_(self.pos_BM >= self.cache.next_B.to(self.pos_BM.device)[:, None], -1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns that can be seen; the column for padding is not counted."""
+        used = self.size if self.cache.capacity is not None else min(self.size, self.cache.length)
+        return round(super().nbytes * used / (self.size + 1))
+
+
+def _room(
+    held: Tensor | None, used: int, new: int, axis: int, like: Tensor, capacity: int | None, empty: int = 0
+) -> Tensor:
+    """A buffer with place for `new` more columns along `axis`; it doubles, so that growing costs little."""
+    if held is not None and (capacity is not None or used + new <= held.shape[axis]):
+        return held
+    columns = capacity if capacity is not None else max(used + new, 2 * used, 64)
+    shape = list((like if held is None else held).shape)
+    shape[axis] = columns
+    room = like.new_full(shape, empty)
+    if held is not None:
+        room.narrow(axis, 0, used).copy_(held.narrow(axis, 0, used))
+    return room

@@ -1,0 +1,9 @@
+"""How tokens learn of each other: a sublayer in a config.
+
+attention   Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; GQA and MQA with `groups`
+"""
+
+from regard.nn.mixer.attention import Attention
+from regard.nn.mixer.mixer import Mixer
+
+__all__ = ["Attention", "Mixer"]

@@ -1,0 +1,15 @@
+"""How tokens learn of each other."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard.nn.context import Context
+
+
+class Mixer(nn.Module):
+    """x_BLD -> y_BLD, across tokens."""
+
+    def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
+        """What the other tokens say to each."""
+        raise NotImplementedError

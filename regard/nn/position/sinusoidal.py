@@ -1,0 +1,56 @@
+"""Waves of many lengths, added to the input."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.dims import Dims
+from regard.errors import UsageError
+from regard.nn.position.position import Position
+from regard.spec import part
+
+Form = Literal["paper", "tensor2tensor"]
+
+
+def waves(pos_BL: Tensor, width: int, form: Form = "paper") -> Tensor:
+    r"""Sinusoids at positions: (B, L) -> (B, L, width).
+
+    paper:          PE[2i] = sin(pos / 10000^(2i / width)),  PE[2i + 1] = cos(the same),  i = 0 .. width/2 - 1
+    tensor2tensor:  [sin ... | cos ...] side by side, with 10000^(i / (width/2 - 1))
+    """
+    half = torch.arange(width // 2, device=pos_BL.device, dtype=torch.float64)
+    steps = 2 * half / width if form == "paper" else half / max(width // 2 - 1, 1)
+    angle = (
+        pos_BL[..., None].to(torch.float64) * 10_000.0**-steps
+    )  # far positions need more than float32 holds
+    sin, cos = angle.sin(), angle.cos()
+    both = torch.stack([sin, cos], -1).flatten(-2) if form == "paper" else torch.cat([sin, cos], -1)
+    return both.float()
+
+
+@part
+class Sinusoidal(Position):
+    r"""Each position is a chord of sines and cosines, added to the token's vector once, before the first layer.
+
+        PE(pos, 2i) = sin(pos / 10000^(2i/D)),   PE(pos, 2i+1) = cos(pos / 10000^(2i/D))
+
+    Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
+
+    Options:
+      form: paper (above), or tensor2tensor, the authors' code, which Whisper follows
+    """
+
+    def __init__(self, dims: Dims, form: Form = "paper") -> None:
+        super().__init__()
+        if dims.width % 2:
+            raise UsageError(
+                f"Sinusoidal positions come in pairs, so dims.width must be even, but is {dims.width}."
+            )
+        self.form = form
+
+    def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
+        """x + PE(pos)."""
+        return x_BLD + waves(pos_BL.clamp(min=0), x_BLD.shape[-1], self.form).to(x_BLD.dtype)

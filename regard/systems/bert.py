@@ -1,0 +1,70 @@
+"""BERT: an encoder alone, trained to fill in hidden words.
+
+What it changes in the Transformer: no decoder, learned positions, segments, GELU, a norm after the embeddings, and a head
+with a layer of its own. `head="pooled"` or `"each"` classifies sequences or tokens instead.
+
+Devlin, Chang, Lee and Toutanova 2019, https://arxiv.org/abs/1810.04805.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from regard.dims import Dims
+from regard.errors import UsageError
+from regard.model import Encoder, Model
+from regard.nn.block import Order, Serial
+from regard.nn.embed import Tokens
+from regard.nn.ffn import Activation, Dense
+from regard.nn.head import Head, Linear, Masked, Pooled
+from regard.nn.init import Normal
+from regard.nn.mixer import Attention
+from regard.nn.norm import Layer
+from regard.nn.position import Learned
+from regard.nn.stack import Sequential
+from regard.spec import Recipe, of
+from regard.systems import system_of
+
+_BERT = {"length": 512, "vocab": 30522, "dropout": 0.1}
+SIZES = {
+    "tiny": {"width": 128, "heads": 2, "layers": 2, **_BERT},
+    "mini": {"width": 256, "heads": 4, "layers": 4, **_BERT},
+    "base": {"width": 768, "heads": 12, "layers": 12, **_BERT},
+    "large": {"width": 1024, "heads": 16, "layers": 24, **_BERT},
+}
+
+
+@system_of(SIZES)
+def bert(
+    dims: Dims,
+    vocab: int,
+    hidden: int | None = None,
+    dropout: float = 0.1,
+    activation: Activation = "gelu",
+    order: Order = "post",
+    segments: int = 2,
+    head: Literal["masked", "pooled", "each"] = "masked",
+    classes: int | None = None,
+    take: Literal["first", "mean"] = "first",
+) -> Recipe[Model]:
+    """`head` says what is asked; `classes` is needed for pooled (one answer a sequence) and each (one a token)."""
+    if head != "masked" and not classes:
+        raise UsageError(f"BERT with head {head!r} must be given `classes`, the number of answers.")
+    norm = of(Layer, eps=1e-12)
+    sublayers = {
+        "self": of(Attention, dropout=dropout),
+        "ffn": of(Dense, hidden=hidden, activation=activation),
+    }
+    block = of(Serial, sublayers=sublayers, norm=norm, order=order, dropout=dropout)
+    heads: dict[str, Recipe[Head]] = {"masked": of(Masked, vocab=vocab, activation=activation)}
+    if classes:
+        heads["pooled"] = of(Pooled, classes=classes, take=take, dropout=dropout)
+        heads["each"] = of(Linear, vocab=classes, bias=True)
+    return of(
+        Encoder,
+        embed=of(Tokens, vocab=vocab, segments=segments),
+        stack=of(Sequential, block=block, position=of(Learned), enter=norm, dropout=dropout),
+        head=heads[head],
+        tied=head == "masked",
+        init=of(Normal, std=0.02),
+    )
