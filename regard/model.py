@@ -26,7 +26,12 @@ Tape = dict[str, Tensor]
 
 
 class Model(nn.Module):
-    """Sequence in, answers out. `recipe` is what it was built from, `limit` the longest sequence it can place."""
+    """Sequence in, answers out.
+
+    dims    the numbers it was built with
+    recipe  what it was built from
+    limit   the longest sequence it can place
+    """
 
     dims: Dims
     head: Head
@@ -172,7 +177,8 @@ class EncoderDecoder(Model):
       embed: of the source, and of the target where they share it
       encoder, decoder: the stacks
       head: from the decoder's states to answers
-      tied: all: source, target and head share one matrix; inputs: source and target do; output: target and head do; none
+      tied: all: source, target and head share one matrix; inputs: source and target do; output: target and
+        head do; none
       init: the weights it is born with
     """
 
@@ -203,7 +209,10 @@ class EncoderDecoder(Model):
         cache: Cache | None = None,
         tape: Tape | None = None,
     ) -> Tensor:
-        """Logits of the next target token after each (B, L, V). With `cache.memory` set, no source is needed."""
+        """Logits of the next target token after each (B, L, V).
+
+        With `cache.memory` set, no source is needed.
+        """
         memory = None
         if source_BM is not None:
             memory = self.encode(source_BM, tape=tape)

@@ -1,6 +1,6 @@
 """A model as a folder: config.json + model.safetensors (+ the tokenizer). Never pickle.
 
-A folder is written beside its place and renamed into it, so that it is either there and complete, or not there.
+A folder is written beside its place and renamed into it: it is there and complete, or not there.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ def save(
         (new / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         tensors = {name: t.contiguous().cpu() for name, t in weights(model).items()}
         save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
-        os.chmod(new / "model.safetensors", 0o644)
+        (new / "model.safetensors").chmod(0o644)
         if tokens is not None:
             tokens.save(new)
         for path in new.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         if folder.exists():
-            os.rename(folder, old)
-        os.rename(new, folder)
+            folder.rename(old)
+        new.rename(folder)
     except (OSError, SafetensorError) as error:
         raise DiskError(f"The model could not be saved to {folder}: {error}") from error
     finally:

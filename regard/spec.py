@@ -1,7 +1,7 @@
 """Parts and recipes: how any model, task or run is written down as data and built from it.
 
-A *part* is a plain class; its constructor's signature is its schema, declared once and nowhere else. A part of
-a network takes `dims` first and gets it from its parent; its other arguments are its options.
+A *part* is a plain class; its constructor's signature is its schema, declared once and nowhere else. A part
+of a network takes `dims` first and gets it from its parent; its other arguments are its options.
 A *recipe* is a part together with options, not yet built: `of(Rotary, base=500_000)`.
 """
 
@@ -54,7 +54,7 @@ class Recipe(Generic[T_co]):
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, dims: Dims | None = None) -> T_co:
-        """The part itself. Numbers under `dims` in the options replace the parent's for this part and below."""
+        """The part itself; numbers under `dims` in the options replace its parent's from here down."""
         options = dict(self.options)
         if not takes_dims(self.make):
             return self.make(**options)
@@ -129,7 +129,7 @@ def read(family: type[T], data: Any, path: str = "") -> Recipe[T]:
 def read_options(
     make: Callable[..., Any], data: dict[str, Any], path: str, problems: list[Problem]
 ) -> dict[str, Any]:
-    """Options of one callable from data, checked against its signature; what is wrong goes into `problems`."""
+    """Options of a callable from data, checked against its signature; faults go into `problems`."""
     known, read_so_far = takes(make), {}
     label = (
         f"{_name(make)} has no option"

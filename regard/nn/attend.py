@@ -3,7 +3,7 @@
     y_i = sum_{j in S_i} softmax_j(score(q_i, k_j) + bias_ij) v_j
 
 fused      PyTorch's kernel; plain causal attention never builds a mask
-blockwise  a block of queries meets only the blocks of keys that its pattern names: time and memory grow with those,
+blockwise  a block of queries meets only the blocks of keys that its pattern names: time and memory grow so,
            forward and backward, on any device
 flex       FlexAttention, where a GPU is there
 explicit   scores written out; when a tape records, or the score is no dot product
@@ -43,9 +43,9 @@ def attend(
 
         y_i = sum_{j in S_i} softmax_j(score(q_i, k_j) + bias_ij) v_j
 
-    Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762. Queries stand at `ctx.pos_BL`, keys at `j_BM`; keys at
-    a negative position are never seen, and a query that sees nothing reads nothing. H heads may share G groups of keys.
-    `raw_BHLK` are the queries before `position.turn`, from which a bias is made.
+    Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762. Queries stand at `ctx.pos_BL`, keys at
+    `j_BM`; keys at a negative position are never seen, and a query that sees nothing reads nothing. H heads
+    may share G groups of keys. `raw_BHLK` are the queries before `position.turn`, from which a bias is made.
     """
     pattern = pattern.bind(ctx)
     bias = position if position is not None and position.biased else None
@@ -90,7 +90,7 @@ def _choose(
 
 
 def _whole(ctx: Context, j_BM: Tensor) -> bool:
-    """Keys stand at 0, 1, ..., M - 1 in every row, the queries last: what a pattern amounts to can be known at once."""
+    """Keys stand at 0 .. M - 1 in every row, the queries last: what a pattern amounts to is known."""
     if not ctx.plain or (ctx.cache is not None and not ctx.cache.plain):
         return False
     return j_BM is ctx.pos_BL or (
@@ -173,15 +173,18 @@ def _blockwise(
     raw_BHLK: Tensor,
     dropout: float,
 ) -> Tensor:
-    """Sparse attention is dense attention on gathered blocks. Column and position must agree, so padding moves last."""
+    """Sparse attention is dense attention on gathered blocks.
+
+    Column and position must agree, so padding moves last.
+    """
     back_BL = None
     if not ctx.plain:
         pos_BL = ctx.pos_BL
-        order_BL = torch.where(pos_BL >= 0, pos_BL, pos_BL.shape[1]).argsort(1, stable=True)
+        order_BL = torch.where(pos_BL >= 0, pos_BL, pos_BL.shape[1]).argsort(dim=1, stable=True)
         back_BL = order_BL.argsort(1)
         j_BM = pos_BL.gather(1, order_BL)
         q_BHLK, k_BGMK, v_BGMK, raw_BHLK = (_rows(t, order_BL) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK))
-    (B, H, L, K), G = q_BHLK.shape, k_BGMK.shape[1]
+    (B, H, L, _), G = q_BHLK.shape, k_BGMK.shape[1]
     count = -(-L // BLOCK)
     blocks_NS = pattern.keys(BLOCK, count)
     if blocks_NS is None:

@@ -47,8 +47,8 @@ class Cache:
         new = pos_BL.shape[1]
         if self.capacity is not None and self.length + new > self.capacity:
             raise UsageError(
-                f"The cache must hold every token, but {self.length} + {new} exceed its length {self.capacity}; "
-                "make it with a larger length, or with length=None to let it grow."
+                f"The cache must hold every token, but {self.length} + {new} exceed its length "
+                f"{self.capacity}; make it with a larger length, or with length=None to let it grow."
             )
         self.plain = self.plain and plain
         self._pos_BM = _room(self._pos_BM, self.length, new, 1, pos_BL, self.capacity, empty=-1)
@@ -97,7 +97,7 @@ class Cache:
         return slot.state if isinstance(slot, Swapped) else None
 
     def recall(self, path: str, x_BLD: Tensor, keep: int) -> Tensor | None:
-        """Hidden states of the last `keep` tokens before this call, detached (Transformer-XL); then add these."""
+        """Hidden states of the last `keep` tokens before this call, detached; then add these."""
         slot = self.slots.get(path)
         old_BMD = slot.state[0] if isinstance(slot, Swapped) else None
         both_BMD = x_BLD if old_BMD is None else torch.cat([old_BMD, x_BLD], 1)
@@ -253,8 +253,8 @@ class Ring(Slot):
         assert self.pos_BM is not None
         if count > self.cache.spare:
             raise UsageError(
-                f"At most {self.cache.spare} tokens can be taken back behind the window at {path!r}, but {count} were "
-                "asked for; make the cache with a larger `spare`."
+                f"At most {self.cache.spare} tokens can be taken back behind the window at {path!r}, "
+                f"but {count} were asked for; make the cache with a larger `spare`."
             )
         self.pos_BM.masked_fill_(self.pos_BM >= self.cache.next_B.to(self.pos_BM.device)[:, None], -1)
 

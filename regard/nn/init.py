@@ -18,7 +18,7 @@ from regard.spec import part
 
 
 class Init:
-    """Walks over a model once, when it is built, and draws its matrices anew; vectors of norms stay as they are."""
+    """Walks over a model once, when it is built, and draws its matrices; norms stay as they are."""
 
     def __call__(self, model: nn.Module) -> None:
         """Draw all weights."""
@@ -94,7 +94,7 @@ class Xavier(Init):
 class T5(Init):
     r"""The scale that scores lack (no 1/sqrt(K)) is folded into the queries.
 
-        std: q (D K)^-1/2;  k, v D^-1/2;  out (H K)^-1/2;  up D^-1/2;  down F^-1/2;  embedding 1;  bias table D^-1/2
+        std: q (D K)^-1/2;  k, v, up, bias table D^-1/2;  out (H K)^-1/2;  down F^-1/2;  embedding 1
 
     Raffel et al. 2020, https://arxiv.org/abs/1910.10683, as in the authors' code (mesh_tensorflow).
     """

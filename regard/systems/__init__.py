@@ -14,6 +14,7 @@ from regard.model import Model
 from regard.spec import Problem, Recipe, SpecError, read_options, takes
 
 Make = Callable[..., Recipe[Model]]
+Sizes = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class System:
 
     name: str
     make: Make
-    sizes: dict[str, dict[str, Any]]
+    sizes: Sizes
 
     @property
     def about(self) -> str:
@@ -46,7 +47,7 @@ class System:
 SYSTEMS: dict[str, System] = {}
 
 
-def system_of(sizes: dict[str, dict[str, Any]]) -> Callable[[Make], Make]:
+def system_of(sizes: Sizes) -> Callable[[Make], Make]:
     """Enter a function in the list of systems; the sizes of the paper are named presets of its options."""
 
     def enter(make: Make) -> Make:
@@ -66,7 +67,7 @@ def find(name: str) -> System:
 
 
 def recipe(name: str, size: str | None = None, path: str = "model", **options: Any) -> Recipe[Model]:
-    """The recipe of a system: a preset size, changed by options; width, heads, head, layers and length are options too."""
+    """The recipe of a system: a preset size, changed by options; the numbers of Dims are options too."""
     system, problems = find(name), list[Problem]()
     if size is not None and size not in system.sizes:
         raise SpecError(

@@ -1,7 +1,8 @@
 """BERT: an encoder alone, trained to fill in hidden words.
 
-What it changes in the Transformer: no decoder, learned positions, segments, GELU, a norm after the embeddings, and a head
-with a layer of its own. `head="pooled"` or `"each"` classifies sequences or tokens instead.
+What it changes in the Transformer: no decoder, learned positions, segments, GELU, a norm after the
+embeddings, and a head with a layer of its own. `head="pooled"` or `"each"` classifies sequences or tokens
+instead.
 
 Devlin, Chang, Lee and Toutanova 2019, https://arxiv.org/abs/1810.04805.
 """
@@ -23,10 +24,10 @@ from regard.nn.norm import Layer
 from regard.nn.position import Learned
 from regard.nn.stack import Sequential
 from regard.spec import Recipe, of
-from regard.systems import system_of
+from regard.systems import Sizes, system_of
 
 _BERT = {"length": 512, "vocab": 30522, "dropout": 0.1}
-SIZES = {
+SIZES: Sizes = {
     "tiny": {"width": 128, "heads": 2, "layers": 2, **_BERT},
     "mini": {"width": 256, "heads": 4, "layers": 4, **_BERT},
     "base": {"width": 768, "heads": 12, "layers": 12, **_BERT},
@@ -47,7 +48,7 @@ def bert(
     classes: int | None = None,
     take: Literal["first", "mean"] = "first",
 ) -> Recipe[Model]:
-    """`head` says what is asked; `classes` is needed for pooled (one answer a sequence) and each (one a token)."""
+    """`classes` is needed for the heads pooled (one answer a sequence) and each (one a token)."""
     if head != "masked" and not classes:
         raise UsageError(f"BERT with head {head!r} must be given `classes`, the number of answers.")
     norm = of(Layer, eps=1e-12)

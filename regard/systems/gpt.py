@@ -1,7 +1,7 @@
 """GPT-2: a decoder alone, that says what comes next.
 
-What it changes in the Transformer: no encoder, pre-norm with a norm at the end, learned positions, GELU (in its tanh form),
-and weights that are born smaller the deeper the stack.
+What it changes in the Transformer: no encoder, pre-norm with a norm at the end, learned positions, GELU (in
+its tanh form), and weights that are born smaller the deeper the stack.
 
 Radford, Wu, Child, Luan, Amodei and Sutskever 2019, Language models are unsupervised multitask learners
 (openai/gpt-2); GPT: Radford, Narasimhan, Salimans and Sutskever 2018.
@@ -22,10 +22,10 @@ from regard.nn.pattern import Causal, Pattern
 from regard.nn.position import Learned, Position
 from regard.nn.stack import Sequential
 from regard.spec import Recipe, of
-from regard.systems import system_of
+from regard.systems import Sizes, system_of
 
 _GPT2 = {"length": 1024, "vocab": 50257, "dropout": 0.1}
-SIZES = {
+SIZES: Sizes = {
     "small": {"width": 768, "heads": 12, "layers": 12, **_GPT2},
     "medium": {"width": 1024, "heads": 16, "layers": 24, **_GPT2},
     "large": {"width": 1280, "heads": 20, "layers": 36, **_GPT2},
@@ -55,7 +55,7 @@ def gpt(
     pattern: Recipe[Pattern] = of(Causal),
     position: Recipe[Position] | None = of(Learned),
 ) -> Recipe[Model]:
-    """`dropout` is on embeddings, attention weights and what each sublayer says; GPT (2018) is order="post"."""
+    """`dropout` is on embeddings, attention weights and what each sublayer says."""
     attention = of(Attention, pattern=pattern, groups=groups, bias=bias, dropout=dropout)
     ffn = of(Dense, hidden=hidden, activation=activation, bias=bias)
     block = of(

@@ -1,8 +1,8 @@
 """T5: every task is text to text.
 
-What it changes in the Transformer: pre-norm with RMS norms, no biases anywhere, scores not scaled, and positions that
-are a learned bias on the scores, one table a stack, none in cross-attention. Version 1.1 gates its feed-forward layers
-(GeGLU) and unties the softmax.
+What it changes in the Transformer: pre-norm with RMS norms, no biases anywhere, scores not scaled, and
+positions that are a learned bias on the scores, one table a stack, none in cross-attention. Version 1.1 gates
+its feed-forward layers (GeGLU) and unties the softmax.
 
 Raffel, Shazeer, Roberts, Lee, Narang, Matena, Zhou, Li and Liu 2020, https://arxiv.org/abs/1910.10683.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 
 from regard.dims import Dims
 from regard.model import EncoderDecoder, Model
-from regard.nn.block import Serial
+from regard.nn.block import Body, Serial
 from regard.nn.embed import Tokens
 from regard.nn.ffn import Dense, Gated
 from regard.nn.head import Linear
@@ -25,10 +25,10 @@ from regard.nn.position import T5Bias
 from regard.nn.score import Dot
 from regard.nn.stack import Sequential
 from regard.spec import Recipe, of
-from regard.systems import system_of
+from regard.systems import Sizes, system_of
 
 _T5 = {"length": 512, "vocab": 32128, "dropout": 0.1}
-SIZES = {
+SIZES: Sizes = {
     "small": {"width": 512, "heads": 8, "layers": 6, "hidden": 2048, **_T5},
     "base": {"width": 768, "heads": 12, "layers": 12, "hidden": 3072, **_T5},
     "large": {"width": 1024, "heads": 16, "layers": 24, "hidden": 4096, **_T5},
@@ -48,13 +48,17 @@ def t5(
     buckets: int = 32,
     distance: int = 128,
 ) -> Recipe[Model]:
-    """`version` 1.0: ReLU, softmax tied to the embedding and scaled by D^-1/2; 1.1: GeGLU, softmax of its own."""
+    """`version` 1.0: ReLU, softmax tied and scaled by D^-1/2; 1.1: GeGLU, softmax of its own."""
     look = of(Attention, score=of(Dot, scale=1.0), bias=False, dropout=dropout)
     dense = of(Dense, hidden=hidden, bias=False, dropout=dropout)
     gated = of(Gated, hidden=hidden, activation="gelu_tanh", dropout=dropout)
-    ffn = gated if version == "1.1" else dense
-    reads = {"self": look, "ffn": ffn}
-    writes = {"self": look.but(pattern=of(Causal)), "cross": look.but(cross=True), "ffn": ffn}
+    ffn: Body = gated if version == "1.1" else dense
+    reads: dict[str, Body] = {"self": look, "ffn": ffn}
+    writes: dict[str, Body] = {
+        "self": look.but(pattern=of(Causal)),
+        "cross": look.but(cross=True),
+        "ffn": ffn,
+    }
     encoder, decoder = (
         of(
             Sequential,
@@ -63,7 +67,7 @@ def t5(
             dropout=dropout,
             leave_dropout=True,
         )
-        for sublayers, causal in ((reads, False), (writes, True))
+        for sublayers, causal in [(reads, False), (writes, True)]
     )
     return of(
         EncoderDecoder,

@@ -46,13 +46,13 @@ class Sublayer(nn.Module):
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """The stream after this sublayer has spoken."""
         x_BLD = self.residual(x_BLD, self.say(x_BLD, ctx))
-        return self.norm(x_BLD) if self.order == "post" else x_BLD  # type: ignore[no-any-return]
+        return self.norm(x_BLD) if self.order == "post" else x_BLD
 
 
 class Block(nn.Module):
     """Sublayers as one step of depth.
 
-    order      norms stand before or after the bodies; a stack of pre-norm blocks needs one more norm at its end
+    order      norms stand before or after the bodies; pre-norm blocks need one more norm at the stack's end
     last_norm  the recipe of that norm
     """
 

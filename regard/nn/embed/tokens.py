@@ -17,8 +17,8 @@ from regard.spec import part
 class Tokens(Embed):
     r"""E[id], times sqrt(D) if scaled, plus a vector for the segment if there are segments.
 
-    Vaswani et al. 2017, section 3.4, https://arxiv.org/abs/1706.03762 (scaled); Devlin et al. 2019, section 3,
-    https://arxiv.org/abs/1810.04805 (segments).
+    Vaswani et al. 2017, section 3.4, https://arxiv.org/abs/1706.03762 (scaled); Devlin et al. 2019, section
+    3, https://arxiv.org/abs/1810.04805 (segments).
 
     Options:
       vocab: number of different tokens

@@ -16,10 +16,10 @@ from regard.spec import Recipe, of, part
 
 @part
 class Chunked(FFN):
-    """The same answer as its body, piece by piece, so that only one piece's hidden layer is in memory at a time.
+    """The same answer as its body, piece by piece: only one piece's hidden layer is in memory at a time.
 
-    Kitaev et al. 2020 (Reformer), section 3, https://arxiv.org/abs/2001.04451. In training, each piece is computed again
-    in the backward pass.
+    Kitaev et al. 2020 (Reformer), section 3, https://arxiv.org/abs/2001.04451. In training, each piece is
+    computed again in the backward pass.
 
     Options:
       body: the layer that is applied

@@ -16,9 +16,9 @@ class Gated(FFN):
 
         y = W2 (f(W x) * V x)
 
-    Shazeer 2020, https://arxiv.org/abs/2002.05202: f = sigmoid GLU, identity bilinear (LiGLU), relu ReGLU, gelu GeGLU,
-    silu SwiGLU. The paper takes hidden = 2/3 of a dense layer's, so that the number of weights is equal.
-    W and V are one matrix here, W first.
+    Shazeer 2020, https://arxiv.org/abs/2002.05202: f = sigmoid GLU, identity bilinear (LiGLU), relu ReGLU,
+    gelu GeGLU, silu SwiGLU. The paper takes hidden = 2/3 of a dense layer's, so that the number of weights is
+    equal. W and V are one matrix here, W first.
 
     Options:
       hidden: width of the gate; 8/3 x width, rounded up to a multiple of 8, if not given

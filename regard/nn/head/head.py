@@ -36,7 +36,8 @@ class Head(nn.Module):
         """Share the matrix of the embedding."""
         if self.weight.shape != weight.shape:
             raise UsageError(
-                f"A tied head needs the embedding's shape {tuple(weight.shape)}, but its own is {tuple(self.weight.shape)}."
+                f"A tied head needs the embedding's shape {tuple(weight.shape)}, "
+                f"but its own is {tuple(self.weight.shape)}."
             )
         self.weight = weight
 

@@ -15,7 +15,8 @@ from regard.spec import part
 class Linear(Head):
     r"""logits = W x (+ b), W often the embedding's own matrix.
 
-    Press and Wolf 2017, https://arxiv.org/abs/1608.05859 (tied); T5 multiplies x by D^-1/2 where it is (`scaled`).
+    Press and Wolf 2017, https://arxiv.org/abs/1608.05859 (tied); T5 multiplies x by D^-1/2 where it is
+    (`scaled`).
 
     Options:
       vocab: number of answers

@@ -19,11 +19,14 @@ from regard.spec import Recipe, of, part
 class Attention(Mixer):
     r"""Every token asks, every token it may see answers, in several heads at once.
 
-        head_h = attend(x W_h^Q, y W_h^K, y W_h^V),   out = [head_1; ...; head_H] W^O,   y = x or the encoder's memory
+        head_h = attend(x W_h^Q, y W_h^K, y W_h^V),   out = [head_1; ...; head_H] W^O
 
-    Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762. With groups < heads, query head h shares the keys
-    and values of group floor(h G / H): GQA (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), MQA at 1 (Shazeer
-    2019, https://arxiv.org/abs/1911.02150). Projections that share their input are one matrix, in the order q, k, v.
+    with y = x, or the encoder's memory.
+
+    Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762. With groups < heads, query head h
+    shares the keys and values of group floor(h G / H): GQA (Ainslie et al. 2023,
+    https://arxiv.org/abs/2305.13245), MQA at 1 (Shazeer 2019, https://arxiv.org/abs/1911.02150). Projections
+    that share their input are one matrix, in the order q, k, v.
 
     Options:
       score: how a query is compared with a key
@@ -121,4 +124,5 @@ class Attention(Mixer):
         return q_BHLK, k_BGMK, v_BGMK, memory.pos_BM, None, q_BHLK
 
     def _split(self, x_BLX: Tensor) -> Tensor:
-        return x_BLX.unflatten(-1, (-1, self.size)).transpose(1, 2)
+        x_BHLK: Tensor = x_BLX.unflatten(-1, (-1, self.size)).transpose(1, 2)
+        return x_BHLK

@@ -15,7 +15,8 @@ from regard.spec import part
 class Causal(Pattern):
     """S_i = {j : j <= i}: a token sees itself and what came before. Vaswani et al. 2017, section 3.2.3.
 
-    https://arxiv.org/abs/1706.03762. Scores outside are minus infinity before the softmax, so that weights sum to one.
+    https://arxiv.org/abs/1706.03762. Scores outside are minus infinity before the softmax, so that weights
+    sum to one.
     """
 
     causal = True

@@ -36,7 +36,10 @@ class Pattern:
         return None
 
     def keys(self, block: int, count: int) -> Tensor | None:
-        """For each of `count` blocks of queries, the blocks of keys it may need: (count, S), -1 for none; None: all."""
+        """For each of `count` blocks of queries, the blocks of keys it may need: (count, S), -1 for none.
+
+        None: all.
+        """
         return None
 
     def bind(self, ctx: Context) -> Pattern:

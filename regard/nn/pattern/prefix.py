@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Prefix(Pattern):
     """S_i = {j : j <= i or j < p}: the first p tokens see each other, later ones only what came before.
 
-    Raffel et al. 2020, section 3.2.1, https://arxiv.org/abs/1910.10683. A call with `prefix_B` gives each row its own p.
-    A prefix must be fed to a cache in one call: its tokens see each other.
+    Raffel et al. 2020, section 3.2.1, https://arxiv.org/abs/1910.10683. A call with `prefix_B` gives each row
+    its own p. A prefix must be fed to a cache in one call: its tokens see each other.
 
     Options:
       length: p, where the call does not say

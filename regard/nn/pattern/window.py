@@ -17,7 +17,8 @@ from regard.spec import part
 class Window(Pattern):
     """S_i = {j : 0 <= i - j < w}: a token sees itself and the w - 1 before it; with `both`, as many after it.
 
-    Beltagy et al. 2020, section 3.1, https://arxiv.org/abs/2004.05150. Blockwise, time and memory grow with length x w.
+    Beltagy et al. 2020, section 3.1, https://arxiv.org/abs/2004.05150. Blockwise, time and memory grow with
+    length x w.
 
     Options:
       width: w, the number of keys on one side, the token itself included

@@ -13,7 +13,7 @@ from regard.spec import part
 
 
 def slopes(heads: int) -> list[float]:
-    """2^(-8/H), 2^(-16/H), ...; where H is no power of two, every second slope of the next power fills the rest."""
+    """2^(-8/H), 2^(-16/H), ...; if H is no power of two, every second slope of the next power fills up."""
     if math.log2(heads).is_integer():
         return [2.0 ** (-8.0 * (h + 1) / heads) for h in range(heads)]
     below = 2 ** math.floor(math.log2(heads))
@@ -26,7 +26,8 @@ class Alibi(Position):
 
         s_ij = q_i . k_j / sqrt(K) - m_h |i - j|,   m_h = 2^(-8h/H)
 
-    Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409. For keys ahead (encoders) the distance counts as well.
+    Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409. For keys ahead (encoders) the distance
+    counts as well.
     """
 
     biased = True

@@ -23,7 +23,8 @@ class Rotary(Position):
 
     Options:
       base: the longest wavelength is 2 pi base
-      pairs: halves (n with n + K/2, as in Llama's converted weights) or neighbours (2n with 2n + 1, as in the paper)
+      pairs: halves (n with n + K/2, as in Llama's converted weights) or neighbours (2n with 2n + 1, as in the
+        paper)
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def waves(pos_BL: Tensor, width: int, form: Form = "paper") -> Tensor:
 
 @part
 class Sinusoidal(Position):
-    r"""Each position is a chord of sines and cosines, added to the token's vector once, before the first layer.
+    r"""Each position is a chord of sines and cosines, added to the token once, before the first layer.
 
         PE(pos, 2i) = sin(pos / 10000^(2i/D)),   PE(pos, 2i+1) = cos(pos / 10000^(2i/D))
 

@@ -37,8 +37,8 @@ class T5Bias(Position):
 
         s_ij = q_i . k_j + b_h[bucket(j - i)]
 
-    Raffel et al. 2020, section 2.1, https://arxiv.org/abs/1910.10683. T5 shares it over all layers of a stack and has none
-    in cross-attention: give it to the stack. Given to an attention, that layer has its own.
+    Raffel et al. 2020, section 2.1, https://arxiv.org/abs/1910.10683. T5 shares it over all layers of a stack
+    and has none in cross-attention: give it to the stack. Given to an attention, that layer has its own.
 
     Options:
       buckets: how many

@@ -13,8 +13,9 @@ from regard.spec import part
 class Scaled(Residual):
     r"""a x + b y, with fixed factors.
 
-    Wang et al. 2022 (DeepNet), section 4, https://arxiv.org/abs/2203.00555, scale the stream (a > 1) so that very deep
-    post-norm stacks train; Gulati et al. 2020 (Conformer), eq. 1, https://arxiv.org/abs/2005.08100, take b = 1/2.
+    Wang et al. 2022 (DeepNet), section 4, https://arxiv.org/abs/2203.00555, scale the stream (a > 1) so that
+    very deep post-norm stacks train; Gulati et al. 2020 (Conformer), eq. 1, https://arxiv.org/abs/2005.08100,
+    take b = 1/2.
 
     Options:
       stream: a

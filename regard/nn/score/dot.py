@@ -18,7 +18,8 @@ class Dot(Score):
     Vaswani et al. 2017, section 3.2.1, https://arxiv.org/abs/1706.03762.
 
     Options:
-      scale: another factor than 1 / sqrt(K), the width of one head; T5 takes 1 and folds it into its birth weights
+      scale: another factor than 1 / sqrt(K), the width of one head; T5 takes 1 and folds it into its birth
+        weights
     """
 
     is_dot = True

@@ -18,7 +18,7 @@ from regard.spec import Recipe, part
 
 @part
 class Sequential(Stack):
-    r"""Positions in, then block after block, each with its own weights, then the norm that pre-norm blocks need.
+    r"""Positions in, then block after block, each with its own weights, then the norm that pre-norm needs.
 
         x = dropout(norm_in(position(x)));   x = block_n(x), n = 1 .. N;   x = norm_out(x)
 
