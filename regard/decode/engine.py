@@ -1,0 +1,154 @@
+"""Prefill, then step: the model and its cache for a batch of answers that are being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from regard.decode.rules import Rules
+from regard.errors import UsageError
+from regard.model import Decoder, EncoderDecoder, Model
+from regard.nn.cache import Kept
+from regard.nn.context import places
+
+
+class Session:
+    """A batch of answers being written. `logits_NV` always holds the logits of each row's next token.
+
+    Options:
+        model: a decoder or an encoder-decoder
+        prompts: what each answer begins with; an encoder-decoder's is its start token
+        sources: what an encoder-decoder reads; None for a decoder
+    """
+
+    def __init__(
+        self,
+        model: Decoder | EncoderDecoder,
+        prompts: Sequence[Sequence[int]],
+        sources: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        ids_BL = padded(prompts, self.device, left=True)
+        self.cache = model.cache(len(prompts))
+        with torch.no_grad():
+            if sources is not None:
+                assert isinstance(model, EncoderDecoder)
+                self.cache.memory = model.encode(padded(sources, self.device))
+            self.logits_NV = self._logits(ids_BL, None if (ids_BL >= 0).all() else places(ids_BL))
+
+    def _logits(self, ids_NL: Tensor, pos_NL: Tensor | None = None) -> Tensor:
+        x_NLD = self.model.states(ids_NL, pos_NL, cache=self.cache)
+        logits_N1V: Tensor = self.model.head(x_NLD[:, -1:])  # only the last position has a question to answer
+        return logits_N1V[:, 0].float()
+
+    def step(self, ids_N: Tensor) -> None:
+        """Append one token to each row."""
+        with torch.no_grad():
+            self.logits_NV = self._logits(ids_N[:, None])
+
+    def keep(self, index_N: Tensor) -> None:
+        """Go on with these rows, in this order; a row may be left out or taken several times."""
+        self.cache.reorder(index_N)
+        self.logits_NV = self.logits_NV[index_N]
+
+    def shuffle(self, index_N: Tensor) -> None:
+        """As `keep`, where every row is replaced by one with the same prompt and source.
+
+        What was computed once from the source (cross-attention's keys and values) is the same then, and
+        stays.
+        """
+        if torch.equal(index_N, torch.arange(len(index_N), device=index_N.device)):
+            return
+        for slot in self.cache.slots.values():
+            if not isinstance(slot, Kept):
+                slot.pick(index_N)
+        self.logits_NV = self.logits_NV[index_N]
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = False) -> Tensor:
+    """Rows of ids as one tensor, -1 where there is none."""
+    width = max(map(len, rows))
+    fill = [[-1] * (width - len(row)) for row in rows]
+    both = zip(fill, rows, strict=True)
+    return torch.tensor([[*pad, *row] if left else [*row, *pad] for pad, row in both], device=device)
+
+
+@contextmanager
+def at_rest(model: Model) -> Iterator[None]:
+    """Without dropout inside the block; every module is put back to what it was."""
+    active = [module for module in model.modules() if module.training]
+    for module in active:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in active:
+            module.training = True
+
+
+def check(
+    model: Model, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None
+) -> Decoder | EncoderDecoder:
+    """The model, if it can write answers to these prompts and sources; else a sentence that says why not."""
+    if isinstance(model, EncoderDecoder):
+        if sources is None:
+            raise UsageError("An encoder-decoder writes from sources, but none were given.")
+        if len(sources) != len(prompts):
+            raise UsageError(
+                f"Every prompt needs its source, but there are {len(prompts)} prompts "
+                f"and {len(sources)} sources."
+            )
+    elif not isinstance(model, Decoder):
+        raise UsageError(
+            "Only decoders and encoder-decoders write answers, "
+            f"but the model is of kind {type(model).__name__}."
+        )
+    elif sources is not None:
+        raise UsageError("A decoder has prompts only, but sources were given; put them into the prompts.")
+    held = model.limit
+    check_rows("Prompt", prompts, "begin it with a start token", held)
+    check_rows("Source", sources or (), "end it with an end token", held)
+    return model
+
+
+def check_rows(
+    what: str, rows: Sequence[Sequence[int]], remedy: str | None = None, held: int | None = None
+) -> None:
+    """Refuse ids below 0, rows longer than what is held, and, if there is a remedy to name, empty rows."""
+    for number, row in enumerate(rows):
+        if not row and remedy:
+            raise UsageError(f"{what} {number} is empty, and a model cannot begin from nothing; {remedy}.")
+        if min(row, default=0) < 0:
+            raise UsageError(f"{what} {number} must hold token ids of at least 0, but holds {min(row)}.")
+        if held is not None and len(row) > held:
+            raise UsageError(
+                f"{what} {number} has {len(row)} tokens, but the model holds {held}; "
+                "shorten it, or train a model with a larger length."
+            )
+
+
+def room(
+    model: Model, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, rules: Rules
+) -> list[int]:
+    """The most new tokens of each answer: what the rules allow, as far as the model holds it."""
+    most, answer = model.limit, []
+    for number, prompt in enumerate(prompts):
+        # One more than there are places left: the last token is written but not read.
+        held = None if most is None else most - len(prompt) + 1
+        if rules.length is not None:
+            wanted = rules.length
+        elif sources is not None:
+            wanted = len(sources[number]) + 50
+        else:
+            wanted = model.dims.length - len(prompt) + 1
+            if wanted <= 0:
+                raise UsageError(
+                    f"Prompt {number} has {len(prompt)} tokens, more than the model's length "
+                    f"{model.dims.length}; say with `length` how many tokens shall follow it."
+                )
+        answer.append(wanted if held is None else min(wanted, held))
+    return answer

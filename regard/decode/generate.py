@@ -1,0 +1,212 @@
+"""Answers to any number of prompts: sorted, batched, written, and put back in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from regard.decode.beam import penalty, search
+from regard.decode.engine import Session, at_rest, check, room
+from regard.decode.greedy import Row, walk
+from regard.decode.rules import Hypothesis, Rules
+from regard.decode.sample import key
+from regard.decode.text import Decode, Text
+from regard.errors import UsageError
+from regard.model import Decoder, EncoderDecoder, Model
+
+Ids = Sequence[int]
+Progress = Callable[[int, int], None]
+
+
+def generate(
+    model: Model,
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None = None,
+    rules: Rules | None = None,
+    eos: int | None = None,
+    decode: Decode | None = None,
+    budget: int = 16384,
+    progress: Progress | None = None,
+) -> list[list[Hypothesis]]:
+    """For each prompt its answers, best first; `rules.nbest` of them.
+
+    No answer depends on which others are asked for at the same time.
+
+    Options:
+        prompts: what each answer begins with; the start token for an encoder-decoder
+        sources: what an encoder-decoder reads; None for a decoder
+        rules: how answers are chosen; None is greedy
+        eos: the token that ends an answer; None: only length and stop strings end it
+        decode: turns ids into text; needed for stop strings
+        budget: most tokens side by side, sources, prompts and answers counted
+        progress: called with (prompts done, prompts in all) after each batch
+    """
+    rules = rules or Rules()
+    writer = check(model, prompts, sources)
+    _check_stop(rules, decode)
+    limits = room(writer, prompts, sources, rules)
+    answers: list[list[Hypothesis]] = [[] for _ in prompts]
+    done = 0
+    with at_rest(writer):
+        for numbers in _batches(prompts, sources, limits, rules, budget):
+            some = [prompts[n] for n in numbers]
+            from_ = None if sources is None else [sources[n] for n in numbers]
+            found = _answer(writer, some, from_, [limits[n] for n in numbers], rules, eos, decode)
+            for number, hypotheses in zip(numbers, found, strict=True):
+                answers[number] = hypotheses
+            done += len(numbers)
+            if progress is not None:
+                progress(done, len(prompts))
+    return answers
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of a streamed answer.
+
+    Options:
+        id: the token; None if it was the end token
+        text: the text that has become certain with it: never half a character, never a part of a stop string
+        answer: the whole answer, in the last piece only
+    """
+
+    id: int | None
+    text: str = ""
+    answer: Hypothesis | None = None
+
+
+def stream(
+    model: Model,
+    prompt: Ids,
+    source: Ids | None = None,
+    rules: Rules | None = None,
+    eos: int | None = None,
+    decode: Decode | None = None,
+) -> Iterator[Piece]:
+    """One answer, a piece for every token as soon as it is written; the same tokens and text as `generate`
+    gives.
+
+    Closing the iterator ends the work. An answer that may have no token gives one empty piece.
+    """
+    rules = rules or Rules()
+    sources = None if source is None else [source]
+    writer = check(model, [prompt], sources)
+    _check_stop(rules, decode)
+    if rules.method == "beam" or rules.nbest > 1:
+        raise UsageError(
+            "Only one answer written token by token can be streamed; choose greedy or sample, nbest 1."
+        )
+    return _stream(writer, prompt, source, room(writer, [prompt], sources, rules)[0], rules, eos, decode)
+
+
+def _stream(
+    model: Decoder | EncoderDecoder,
+    prompt: Ids,
+    source: Ids | None,
+    limit: int,
+    rules: Rules,
+    eos: int | None,
+    decode: Decode | None,
+) -> Iterator[Piece]:
+    row = Row(limit, None if decode is None else Text(decode, rules.stop))
+    if row.end is not None:
+        yield Piece(None, "", row.hypothesis())
+        return
+    with at_rest(model):
+        session = Session(model, [prompt], None if source is None else [source])
+        for _ in walk(session, [row], rules, eos, [prompt], [key(rules.seed, prompt, source)]):
+            token = None if row.end == "eos" else row.ids[-1]
+            yield Piece(token, row.fresh, None if row.end is None else row.hypothesis())
+
+
+def _check_stop(rules: Rules, decode: Decode | None) -> None:
+    if rules.stop and decode is None:
+        raise UsageError(
+            "Stop strings are looked for in the text, but no decoder of text was given; give `decode`."
+        )
+
+
+def _batches(
+    prompts: Sequence[Ids], sources: Sequence[Ids] | None, limits: Sequence[int], rules: Rules, budget: int
+) -> Iterator[list[int]]:
+    """Numbers of prompts of about the same length, as many as the budget allows; the longest first."""
+    copies = rules.beam if rules.method == "beam" else rules.nbest
+
+    def size(number: int) -> int:
+        read = 0 if sources is None else len(sources[number])
+        return read + copies * (len(prompts[number]) + limits[number])
+
+    batch: list[int] = []
+    largest = 0
+    for number in sorted(range(len(prompts)), key=size, reverse=True):
+        largest = max(largest, size(number))
+        if batch and largest * (len(batch) + 1) > budget:
+            yield batch
+            batch, largest = [], size(number)
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _answer(
+    model: Decoder | EncoderDecoder,
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    limits: Sequence[int],
+    rules: Rules,
+    eos: int | None,
+    decode: Decode | None,
+) -> list[list[Hypothesis]]:
+    """The answers of one batch."""
+    some = [n for n, limit in enumerate(limits) if limit > 0]
+    empty = Hypothesis([], 0.0, 0.0, "" if decode else None, "length")
+    answers = [[empty] for _ in prompts]
+    if not some:
+        return answers
+    prompts, limits = [prompts[n] for n in some], [limits[n] for n in some]
+    sources = None if sources is None else [sources[n] for n in some]
+    session = Session(model, prompts, sources)
+    if rules.method == "beam" and rules.beam > 1:
+        found = search(session, limits, rules, eos)
+        if decode is not None:
+            found = [[replace(h, text=decode(h.ids)) for h in hypotheses] for hypotheses in found]
+    else:
+        found = _token_by_token(session, prompts, sources, limits, rules, eos, decode)
+    for number, hypotheses in zip(some, found, strict=True):
+        answers[number] = hypotheses
+    return answers
+
+
+def _token_by_token(
+    session: Session,
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    limits: Sequence[int],
+    rules: Rules,
+    eos: int | None,
+    decode: Decode | None,
+) -> list[list[Hypothesis]]:
+    draws = rules.nbest
+    watch = decode if rules.stop else None  # without stop strings the text is wanted only at the end
+    rows = [Row(limit, Text(watch, rules.stop) if watch else None) for limit in limits for _ in range(draws)]
+    starts = [prompt for prompt in prompts for _ in range(draws)]
+    keys: list[int] = []
+    if rules.method == "sample":
+        numbers = [(n, draw) for n in range(len(prompts)) for draw in range(draws)]
+        keys = [key(rules.seed, prompts[n], sources[n] if sources else None, draw) for n, draw in numbers]
+        if draws > 1:
+            session.keep(torch.arange(len(prompts), device=session.device).repeat_interleave(draws))
+    for _ in walk(session, rows, rules, eos, starts, keys):
+        pass
+    found = [row.hypothesis() for row in rows]
+    if decode is not None and watch is None:
+        found = [replace(h, text=decode(h.ids)) for h in found]
+    if rules.method == "beam":
+        found = [replace(h, score=h.logp / penalty(_length(h), rules.alpha)) for h in found]
+    return [found[n * draws : (n + 1) * draws] for n in range(len(prompts))]
+
+
+def _length(hypothesis: Hypothesis) -> int:
+    return len(hypothesis.ids) + (hypothesis.end == "eos")

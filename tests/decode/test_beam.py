@@ -1,0 +1,170 @@
+"""Beam search finds what it says it finds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from regard.decode import Hypothesis, Rules
+from regard.decode.beam import penalty, search
+from regard.decode.engine import Session
+from regard.decode.generate import generate
+from tests.decode.asked import EOS, Asked, Make
+
+
+def lp(length: int, alpha: float) -> float:
+    return ((5 + length) ** alpha) / ((5 + 1) ** alpha)
+
+
+def test_length_penalty_is_gnmts() -> None:
+    assert penalty(1, 0.6) == 1.0
+    assert penalty(7, 1.0) == pytest.approx(2.0)
+    assert penalty(20, 0.6) == pytest.approx(lp(20, 0.6))
+    assert penalty(13, 0.6) == pytest.approx(3**0.6)
+    assert penalty(50, 0.0) == 1.0
+
+
+def everything(asked: Asked, number: int, longest: int, alpha: float) -> list[tuple[float, float, list[int]]]:
+    """Every answer that ends within the limit, ranked: (score, log p, ids)."""
+    vocab = len(asked.logits(number, []))
+    words = [token for token in range(vocab) if token != EOS]
+    answers = []
+    for length in range(longest):
+        for ids in itertools.product(words, repeat=length):
+            logp = 0.0
+            for n, token in enumerate([*ids, EOS]):
+                logp += float(asked.logits(number, ids[:n]).log_softmax(-1)[token])
+            answers.append((logp / lp(length + 1, alpha), logp, list(ids)))
+    return sorted(answers, key=lambda answer: -answer[0])
+
+
+# 27 prefixes of 3 tokens have 108 continuations: half as many beams let every one of them compete.
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
+def test_a_wide_beam_finds_the_best_of_all_answers(make: Make, alpha: float) -> None:
+    asked = make(count=3, vocab=4, strength=1.5)
+    rules = Rules(length=4, method="beam", beam=54, alpha=alpha, nbest=20)
+    for number, found in enumerate(asked.answers(rules)):
+        best = everything(asked, number, 4, alpha)[:20]
+        assert [h.ids for h in found] == [ids for _, _, ids in best]
+        assert [h.score for h in found] == pytest.approx([score for score, _, _ in best], abs=1e-4)
+        assert [h.logp for h in found] == pytest.approx([logp for _, logp, _ in best], abs=1e-4)
+        assert all(h.end == "eos" for h in found)
+
+
+def slow_beam(asked: Asked, number: int, rules: Rules, longest: int) -> list[Hypothesis]:
+    """The same search with lists, without cache, without batch, and never stopping early."""
+    alive: list[tuple[float, list[int]]] = [(0.0, [])]
+    done: list[tuple[float, float, list[int]]] = []
+    for length in range(1, longest + 1):
+        every = []
+        for logp, ids in alive:
+            steps = asked.logits(number, ids).log_softmax(-1).tolist()
+            if length <= rules.min_length:
+                steps[EOS] = -math.inf
+            every += [(logp + step, [*ids, token]) for token, step in enumerate(steps)]
+        every = sorted(every, key=lambda item: -item[0])[: 2 * rules.beam]
+        ended = [(logp, ids) for logp, ids in every if ids[-1] == EOS and logp > -math.inf]
+        done += [(logp / lp(length, rules.alpha), logp, ids[:-1]) for logp, ids in ended]
+        alive = [item for item in every if item[1][-1] != EOS][: rules.beam]
+    done = sorted(done, key=lambda item: -item[0])[: rules.nbest]
+    found = [Hypothesis(ids, logp, score, None, "eos") for score, logp, ids in done]
+    cut = [Hypothesis(ids, logp, logp / lp(longest, rules.alpha)) for logp, ids in alive]
+    return found + cut[: rules.nbest - len(found)]
+
+
+def same(one: list[Hypothesis], other: list[Hypothesis]) -> None:
+    assert [(h.ids, h.end) for h in one] == [(h.ids, h.end) for h in other]
+    assert [h.logp for h in one] == pytest.approx([h.logp for h in other], abs=1e-4)
+    assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
+
+
+SEARCHES = {
+    "usual": Rules(length=9, method="beam", beam=4),
+    "flat": Rules(length=9, method="beam", beam=3, alpha=0, nbest=3),
+    "long": Rules(length=9, method="beam", beam=5, alpha=2.0, nbest=5),
+    "late": Rules(length=9, method="beam", beam=2, nbest=2, min_length=4),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_equals_a_slow_search_without_cache(make: Make, name: str) -> None:
+    rules, asked = SEARCHES[name], make(count=5, seed=1)
+    for number, found in enumerate(asked.answers(rules)):
+        same(found, slow_beam(asked, number, rules, 9))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_batched_is_alone(make: Make, name: str) -> None:
+    rules, asked = SEARCHES[name], make(count=5, seed=2)
+    for number, found in enumerate(asked.answers(rules)):
+        same(asked.part([number]).answers(rules)[0], found)
+
+
+def test_stopping_early_is_exact_and_saves_steps(make: Make) -> None:
+    saved = 0
+    for seed in range(6):
+        asked = make(count=4, seed=seed)
+        for rules in (SEARCHES["usual"], SEARCHES["flat"], SEARCHES["long"]):
+            limits = [9, 12, 7, 10]
+            steps = []
+            answers = []
+            for early in (True, False):
+                session = Session(asked.model, asked.prompts, asked.sources)  # type: ignore[arg-type]
+                answers.append(search(session, limits, rules, EOS, early=early))
+                steps.append(session.cache.length)
+            for one, other in zip(*answers, strict=True):
+                same(one, other)
+            saved += steps[1] - steps[0]
+    assert saved > 0
+
+
+def test_a_beam_of_one_is_greedy(make: Make) -> None:
+    asked = make(count=6)
+    for alpha in (0.0, 0.6):
+        beam = asked.answers(Rules(length=10, method="beam", beam=1, alpha=alpha))
+        for one, other in zip(beam, asked.answers(Rules(length=10)), strict=True):
+            assert (one[0].ids, one[0].end, one[0].logp) == (other[0].ids, other[0].end, other[0].logp)
+            length = len(one[0].ids) + (one[0].end == "eos")
+            assert one[0].score == pytest.approx(one[0].logp / lp(length, alpha))
+
+
+def test_without_an_end_token_all_answers_have_full_length(make: Make) -> None:
+    asked = make(count=3, vocab=4)
+    rules = Rules(length=3, method="beam", beam=64, nbest=5, alpha=0.6)
+    for number, found in enumerate(asked.answers(rules, eos=None)):
+        every = []
+        for ids in itertools.product(range(4), repeat=3):
+            steps = [float(asked.logits(number, ids[:n]).log_softmax(-1)[ids[n]]) for n in range(3)]
+            every.append((sum(steps), list(ids)))
+        best = sorted(every, key=lambda item: -item[0])[:5]
+        assert [h.ids for h in found] == [ids for _, ids in best]
+        assert [h.score for h in found] == pytest.approx([logp / lp(3, 0.6) for logp, _ in best], abs=1e-4)
+        assert all(h.end == "length" for h in found)
+
+
+def test_fewer_answers_than_asked_for_if_there_are_no_more(make: Make) -> None:
+    """With one word and the end, only two answers of at most one word end, and one is cut off."""
+    asked = make(count=1, vocab=3)
+    with torch.no_grad():
+        found = asked.answers(Rules(length=1, method="beam", beam=8, nbest=8))[0]
+    assert sorted((h.ids, h.end) for h in found) == [([], "eos"), ([0], "length"), ([2], "length")]
+    assert found[0].end == "eos", "whole answers stand before those that were cut off"
+
+
+@pytest.mark.parametrize("system", ["vanilla"])
+def test_finished_sentences_leave_the_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = make(count=4)
+    sizes: list[int] = []
+    step = Session.step
+
+    def counted(self: Session, ids_N: torch.Tensor) -> None:
+        sizes.append(len(ids_N))
+        step(self, ids_N)
+
+    monkeypatch.setattr(Session, "step", counted)
+    generate(asked.model, asked.prompts, asked.sources, Rules(method="beam", beam=3))
+    # sources of 1 to 4 tokens may have answers of 51 to 54; the last token of each is not read
+    assert sizes == [12] * 50 + [9, 6, 3]
