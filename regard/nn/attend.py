@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import UsageError
+from regard.nn.blocks import gather
 from regard.nn.context import Context, How
 from regard.nn.pattern.pattern import Pattern
 from regard.nn.position.position import Position
@@ -191,19 +192,11 @@ def _blockwise(
         raise UsageError(
             f"The blockwise way needs a pattern that names its blocks, but {pattern!r} sees all of them."
         )
-    blocks_NS = blocks_NS.to(q_BHLK.device)
-    S, short = blocks_NS.shape[1], count * BLOCK - L
-    pos_BL = F.pad(j_BM, (0, short), value=-1).unflatten(1, (count, BLOCK))  # (B or 1, N, block)
-    q, k, v, raw = (
-        F.pad(t, (0, 0, 0, short)).unflatten(2, (count, BLOCK)) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK)
-    )
-    pick_X = blocks_NS.clamp(min=0).flatten()
-    k, v = (
-        t.index_select(2, pick_X).unflatten(2, (count, S)).flatten(3, 4) for t in (k, v)
-    )  # (B, G, N, S*block, K)
-    j = pos_BL.index_select(1, pick_X).unflatten(1, (count, S))
-    j = j.masked_fill(blocks_NS[None, :, :, None] < 0, -1).flatten(2)  # (B or 1, N, S*block)
-    i = pos_BL
+    short = count * BLOCK - L
+    i = F.pad(j_BM.int(), (0, short), value=-1).unflatten(1, (count, BLOCK))  # (B or 1, N, block)
+    q, k, v, raw = (_cut(t, count, short) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK))
+    k, v = (gather(t, blocks_NS) for t in (k, v))  # (B, G, N, S*block, K)
+    j = gather(i[:, None, ..., None], blocks_NS, empty=-1)[:, 0, ..., 0]  # (B or 1, N, S*block)
     allow = pattern(i.flatten(0, 1)[:, None, :, None], j.flatten(0, 1)[:, None, None, :])
     allow = allow & (j.flatten(0, 1)[:, None, None, :] >= 0)  # (B or 1 * N, H or 1, block, S*block)
     allow = allow.unflatten(0, (-1, count)).transpose(1, 2)  # (B or 1, H or 1, N, block, S*block)
@@ -227,6 +220,13 @@ def _blockwise(
         y = _explicit(q, k, v, score, allow, bias, dropout, ctx.but(tape=None))
     y_BHLK = y.unflatten(0, (B, H)).flatten(2, 3)[:, :, :L]
     return y_BHLK if back_BL is None else _rows(y_BHLK, back_BL)
+
+
+def _cut(t_BHLK: Tensor, count: int, short: int) -> Tensor:
+    """Blocks of tokens, the last one filled up: (B, H, N, block, K)."""
+    t_BHLK = F.pad(t_BHLK, (0, 0, 0, short)) if short else t_BHLK
+    cut: Tensor = t_BHLK.unflatten(2, (count, BLOCK))
+    return cut
 
 
 def _rows(t_BHLK: Tensor, order_BL: Tensor) -> Tensor:
@@ -263,13 +263,6 @@ def _flex(
     q, k = score.prepare(q_BHLK, k_BGMK)
     allowed = create_block_mask(mask, B, None, L, M, device=str(q.device))
     kernel = torch.compile(flex_attention) if q.is_cuda else flex_attention
-    y = kernel(
-        q,
-        k,
-        v_BGMK,
-        add if bias is not None else None,
-        allowed,
-        score.scale_of(q),
-        enable_gqa=k.shape[1] != H,
-    )
-    return cast(Tensor, y)
+    change, grouped = add if bias is not None else None, k.shape[1] != H
+    y: Tensor = kernel(q, k, v_BGMK, change, allowed, score.scale_of(q), enable_gqa=grouped)
+    return y

@@ -14,7 +14,7 @@ from typing import Literal
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.model import Encoder, Model
-from regard.nn.block import Order, Serial
+from regard.nn.block import Body, Order, Serial
 from regard.nn.embed import Tokens
 from regard.nn.ffn import Activation, Dense
 from regard.nn.head import Head, Linear, Masked, Pooled
@@ -52,7 +52,7 @@ def bert(
     if head != "masked" and not classes:
         raise UsageError(f"BERT with head {head!r} must be given `classes`, the number of answers.")
     norm = of(Layer, eps=1e-12)
-    sublayers = {
+    sublayers: dict[str, Body] = {
         "self": of(Attention, dropout=dropout),
         "ffn": of(Dense, hidden=hidden, activation=activation),
     }
