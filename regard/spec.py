@@ -127,21 +127,24 @@ def read(family: type[T], data: Any, path: str = "") -> Recipe[T]:
 
 
 def read_options(
-    make: Callable[..., Any], data: dict[str, Any], path: str, problems: list[Problem]
+    make: Callable[..., Any],
+    data: dict[str, Any],
+    path: str,
+    problems: list[Problem],
+    more: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Options of a callable from data, checked against its signature; faults go into `problems`."""
+    """Options of a callable from data, checked against its signature; faults go into `problems`.
+
+    `more` are names that the caller has taken already, for suggestions.
+    """
     known, read_so_far = takes(make), {}
-    label = (
-        f"{_name(make)} has no option"
-        if not inspect.isclass(make)
-        else f"{_family(make)} {kind_of(make)!r} has no option"
-    )
+    who = f"{_family(make)} {kind_of(make)!r}" if inspect.isclass(make) else _name(make)
     for name, value in data.items():
         at = _join(path, name)
         if name == "dims" and takes_dims(make):
             read_so_far[name] = _read_dims(value, at, problems)
         elif name not in known:
-            problems.append((at, _unknown(label, str(name), known, "It takes")))
+            problems.append((at, _unknown(f"{who} has no option", str(name), [*known, *more], "It takes")))
         else:
             read_so_far[name] = _read_value(known[name].annotation, value, at, problems)
     for name, parameter in known.items():

@@ -77,7 +77,7 @@ def recipe(name: str, size: str | None = None, path: str = "model", **options: A
     numbers = {f.name: given.pop(f.name) for f in fields(Dims) if f.name in given}
     if "width" not in numbers:
         problems.append((f"{path}.dims.width", "must be given, or a size chosen with `size`."))
-    checked = read_options(system.make, given, path, problems)
+    checked = read_options(system.make, given, path, problems, [f.name for f in fields(Dims)])
     try:
         dims = Dims(**numbers) if "width" in numbers else None
     except UsageError as error:
