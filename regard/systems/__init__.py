@@ -74,7 +74,8 @@ def recipe(name: str, size: str | None = None, path: str = "model", **options: A
             [(f"{path}.size", f"{name} has no size {size!r}. It has: {', '.join(system.sizes) or 'none'}.")]
         )
     given = {**(system.sizes[size] if size else {}), **options}
-    numbers = {f.name: given.pop(f.name) for f in fields(Dims) if f.name in given}
+    own = takes(system.make)  # where a system has a word of its own for it (BERT's head), that is meant
+    numbers = {f.name: given.pop(f.name) for f in fields(Dims) if f.name in given and f.name not in own}
     if "width" not in numbers:
         problems.append((f"{path}.dims.width", "must be given, or a size chosen with `size`."))
     checked = read_options(system.make, given, path, problems, [f.name for f in fields(Dims)])
