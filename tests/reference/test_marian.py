@@ -1,0 +1,96 @@
+"""The Transformer (post-norm, sinusoids, one matrix three ways) against transformers.MarianMTModel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import MarianConfig, MarianMTModel
+
+import regard
+from regard.dims import Dims
+from regard.model import EncoderDecoder
+from regard.nn.position import Position
+from regard.nn.position.sinusoidal import waves
+from regard.spec import of
+from tests.reference.compare import Piece, Table, check_encoder_decoder, copy, layer, place, ragged, shake
+
+WIDTH, HEADS, HIDDEN, LAYERS, LENGTH, VOCAB = 32, 4, 48, 2, 32, 61
+START, PAD = (
+    0,
+    VOCAB - 1,
+)  # theirs lets no gradient through to its pad, so the target starts with another token
+
+
+class Halves(Position):
+    """The paper's sinusoids with all sines first, then all cosines: Marian's order of the same numbers."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+
+    def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
+        wave_BLD = waves(pos_BL.clamp(min=0), x_BLD.shape[-1])
+        return x_BLD + torch.cat([wave_BLD[..., 0::2], wave_BLD[..., 1::2]], -1)
+
+
+def table() -> Table:
+    names: Table = {"embed.weight": [Piece("model.shared.weight")]}
+    for stack in ("encoder", "decoder"):
+        for n in range(LAYERS):
+            theirs, think = f"model.{stack}.layers.{n}", place(stack, n, "ffn")
+            look, cross = place(stack, n, "self"), place(stack, n, "cross")
+            qkv = [f"{theirs}.self_attn.{letter}_proj" for letter in "qkv"]
+            names |= layer(f"{look}.body.qkv", *qkv)
+            names |= layer(f"{look}.body.out", f"{theirs}.self_attn.out_proj")
+            names |= layer(f"{look}.norm", f"{theirs}.self_attn_layer_norm")
+            names |= layer(f"{think}.body.up", f"{theirs}.fc1")
+            names |= layer(f"{think}.body.down", f"{theirs}.fc2")
+            names |= layer(f"{think}.norm", f"{theirs}.final_layer_norm")
+            if stack == "decoder":
+                attn = f"{theirs}.encoder_attn"
+                names |= layer(f"{cross}.body.q", f"{attn}.q_proj")
+                names |= layer(f"{cross}.body.kv", f"{attn}.k_proj", f"{attn}.v_proj")
+                names |= layer(f"{cross}.body.out", f"{attn}.out_proj")
+                names |= layer(f"{cross}.norm", f"{theirs}.encoder_attn_layer_norm")
+    return names
+
+
+@pytest.mark.parametrize(("activation", "name"), [("silu", "swish"), ("relu", "relu")])
+@pytest.mark.parametrize("padded", [False, True])
+def test_marian(activation: str, name: str, padded: bool) -> None:
+    config = MarianConfig(
+        vocab_size=VOCAB,
+        d_model=WIDTH,
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=HIDDEN,
+        decoder_ffn_dim=HIDDEN,
+        max_position_embeddings=LENGTH,
+        activation_function=name,
+        scale_embedding=True,
+        pad_token_id=PAD,
+        eos_token_id=START,
+        decoder_start_token_id=START,
+        forced_eos_token_id=None,
+        attn_implementation="eager",
+    )
+    theirs = MarianMTModel(config).eval()
+    shake(theirs)
+    recipe = regard.system(
+        "vanilla",
+        vocab=VOCAB,
+        width=WIDTH,
+        heads=HEADS,
+        layers=LAYERS,
+        hidden=HIDDEN,
+        activation=activation,
+        position=of(Halves),
+    )
+    ours = regard.build(recipe).eval()
+    assert isinstance(ours, EncoderDecoder)
+    copy(ours, theirs, table())
+    source_BM = ragged((LENGTH, 19, 3) if padded else (LENGTH, LENGTH), VOCAB)
+    target_BL = ragged((LENGTH, 9, 21) if padded else (LENGTH, LENGTH), VOCAB, seed=1)
+    check_encoder_decoder(ours, theirs, table(), source_BM, target_BL, START, PAD)
