@@ -16,7 +16,7 @@ from regard.nn.context import places
 
 
 class Session:
-    """A batch of answers being written. `logits_NV` always holds the logits of each row's next token.
+    """A batch of answers being written. `logits_NV` are the logits of each row's next token.
 
     Options:
         model: a decoder or an encoder-decoder
@@ -51,9 +51,8 @@ class Session:
             self.logits_NV = self._logits(ids_N[:, None])
 
     def keep(self, index_N: Tensor) -> None:
-        """Go on with these rows, in this order; a row may be left out or taken several times."""
+        """Let the next step go on with these rows, in this order; rows may be left out or repeated."""
         self.cache.reorder(index_N)
-        self.logits_NV = self.logits_NV[index_N]
 
     def shuffle(self, index_N: Tensor) -> None:
         """As `keep`, where every row is replaced by one with the same prompt and source.
@@ -66,7 +65,12 @@ class Session:
         for slot in self.cache.slots.values():
             if not isinstance(slot, Kept):
                 slot.pick(index_N)
-        self.logits_NV = self.logits_NV[index_N]
+
+    def repeat(self, times: int) -> None:
+        """Every row several times, one after the other."""
+        rows = len(self.logits_NV)
+        self.keep(torch.arange(rows, device=self.device).repeat_interleave(times))
+        self.logits_NV = self.logits_NV.repeat_interleave(times, 0)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = False) -> Tensor:

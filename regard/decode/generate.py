@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from regard.decode.beam import penalty, search
 from regard.decode.engine import Session, at_rest, check, room
 from regard.decode.greedy import Row, walk
@@ -197,7 +195,7 @@ def _token_by_token(
         numbers = [(n, draw) for n in range(len(prompts)) for draw in range(draws)]
         keys = [key(rules.seed, prompts[n], sources[n] if sources else None, draw) for n, draw in numbers]
         if draws > 1:
-            session.keep(torch.arange(len(prompts), device=session.device).repeat_interleave(draws))
+            session.repeat(draws)
     for _ in walk(session, rows, rules, eos, starts, keys):
         pass
     found = [row.hypothesis() for row in rows]
