@@ -1,0 +1,224 @@
+"""What there is: systems and parts with their papers and files, told from their own docstrings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from regard import spec
+from regard.dotted import near
+from regard.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+HOMES = ("regard.nn", "regard.data.tokens", "regard.tasks", "regard.train", "regard.model")
+NAME = r"[A-Z][\w'-]+"
+PAPER = re.compile(rf"({NAME}(?:(?:, | and |, and ){NAME})*)( et al\.)?,? \(?((?:19|20)\d\d)")
+ARXIV = re.compile(r"arxiv(?:\.org/abs/|[: ]\s*)(\d{4}\.\d{4,5}|[a-z-]+/\d{7})", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One system or part."""
+
+    name: str
+    family: str
+    summary: str
+    paper: str
+    arxiv: str
+    file: str
+    line: int
+    text: str
+    options: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For --json."""
+        names = ("name", "family", "summary", "paper", "arxiv", "file", "line")
+        more = {"options": dict(self.options), "sizes": list(self.sizes)}
+        return {n: getattr(self, n) for n in names} | more
+
+
+def systems() -> list[Entry]:
+    """Every system, by name."""
+    from regard.systems import SYSTEMS
+
+    found = []
+    for name, system in sorted(SYSTEMS.items()):
+        module = inspect.getmodule(system.make)
+        text = inspect.cleandoc(module.__doc__ or "") if module else ""
+        found.append(entry(name, "system", system.make, text, tuple(system.sizes)))
+    return found
+
+
+def parts(family: str | None = None) -> list[Entry]:
+    """Every part, by family and name; or those of one family."""
+    found = [entry(spec.kind_of(cls), _family(cls), cls) for cls in registered()]
+    found.sort(key=lambda e: (e.family, e.name))
+    if family is None:
+        return found
+    families = {e.family for e in found}
+    if family.lower() not in families:
+        raise UsageError(f"no family of parts is called {family!r}.{near(family, families)}")
+    return [e for e in found if e.family == family.lower()]
+
+
+def where(name: str) -> list[Entry]:
+    """Everything that goes by this name, or whose description mentions it."""
+    every = [*systems(), *parts()]
+    wanted = _plain(name)
+    exact = [e for e in every if _plain(e.name) == wanted]
+    loose = [e for e in every if wanted in _plain(f"{e.name} {e.summary} {e.paper} {e.arxiv}")]
+    deep = [e for e in every if wanted in _plain(e.text)]
+    if found := exact or loose or deep:
+        return found
+    raise UsageError(f"nothing here is called {name!r}.{near(name, [e.name for e in every])}")
+
+
+@cache
+def registered() -> tuple[type, ...]:
+    """All registered parts, after importing every module that could hold one."""
+    for home in HOMES:
+        module = importlib.import_module(home)
+        for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{home}."):
+            importlib.import_module(found.name)
+    return tuple(dict.fromkeys(spec.PARTS))
+
+
+def entry(
+    name: str, family: str, make: Callable[..., Any], text: str | None = None, sizes: tuple[str, ...] = ()
+) -> Entry:
+    """What the docstring, the signature and the file say about one system or part."""
+    text = (inspect.getdoc(make) or "") if text is None else text
+    number = ARXIV.search(text)
+    file = Path(inspect.getsourcefile(make) or "")
+    options = tuple(
+        (option, "" if p.default is inspect.Parameter.empty else _default(p.default))
+        for option, p in spec.takes(make).items()
+    )
+    return Entry(
+        name=name,
+        family=family,
+        summary=" ".join(text.split("\n\n")[0].split()),
+        paper=_paper(text),
+        arxiv=number[1] if number else "",
+        file=str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file),
+        line=inspect.getsourcelines(make)[1],
+        text=text,
+        options=options,
+        sizes=sizes,
+    )
+
+
+def table(entries: Iterable[Entry]) -> str:
+    """For people: name, paper, file, summary, a line each; a heading where the family changes."""
+    entries = list(entries)
+    name, paper, file = (max((len(f(e)) for e in entries), default=0) for f in (_name, _cite, _place))
+    lines, family = [], None
+    for e in entries:
+        if e.family != family and len({x.family for x in entries}) > 1:
+            lines.append(f"{'' if family is None else chr(10)}{e.family}")
+        family = e.family
+        lines.append(f"  {e.name:{name}}  {_cite(e):{paper}}  {_place(e):{file}}  {e.summary}".rstrip())
+    return "\n".join(lines)
+
+
+def systems_page(entries: Iterable[Entry]) -> str:
+    """docs/systems.md."""
+    lines = ["# Systems", "", "Generated by `regard systems --markdown`; do not edit.", ""]
+    lines += ["| name | paper | file | what it is |", "|---|---|---|---|"]
+    entries = list(entries)
+    lines += [f"| [{e.name}](#{e.name}) | {_link(e)} | `{e.file}` | {_cell(e.summary)} |" for e in entries]
+    for e in entries:
+        lines += ["", f"## {e.name}", "", *_body(e)]
+    return "\n".join(lines) + "\n"
+
+
+def parts_page(entries: Iterable[Entry]) -> str:
+    """docs/parts.md."""
+    lines = ["# Parts", "", "Generated by `regard parts --markdown`; do not edit."]
+    family = None
+    for e in entries:
+        if e.family != family:
+            family = e.family
+            lines += ["", f"## {family}"]
+        lines += ["", f"### {e.name}", "", f"`{e.file}`", "", *_body(e)]
+    return "\n".join(lines) + "\n"
+
+
+def _body(e: Entry) -> list[str]:
+    """A docstring as Markdown: formulas are indented already; options become a list."""
+    words, _, options = e.text.partition("Options:")
+    lines = words.rstrip().split("\n")
+    if e.options:
+        given = ", ".join(f"{name}={default}" if default else name for name, default in e.options)
+        lines += ["", f"Options: `{given}`"]
+    if e.sizes:
+        lines += ["", f"Sizes: {', '.join(e.sizes)}"]
+    if options.strip():
+        lines += ["", *_bullets(options)]
+    return lines
+
+
+def _bullets(options: str) -> list[str]:
+    """`name: what it is` lines, continued lines joined to the one above."""
+    rows: list[str] = []
+    for line in inspect.cleandoc("\n" + options).split("\n"):
+        if line and not line[0].isspace():
+            rows.append(f"- {line}")
+        elif line.strip() and rows:
+            rows[-1] += " " + line.strip()
+    return rows
+
+
+def _paper(text: str) -> str:
+    """The first citation of a text in its short form: two names at most."""
+    found = PAPER.search(" ".join(text.split()))
+    if not found:
+        return ""
+    names = re.split(r", and |, | and ", found[1])
+    more = bool(found[2]) or len(names) > 2
+    return f"{names[0] + ' et al.' if more else ' and '.join(names)} {found[3]}"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, spec.Recipe):
+        return spec.kind_of(value.make)
+    return repr(value)
+
+
+def _family(cls: type) -> str:
+    return spec._family(cls).lower()
+
+
+def _name(e: Entry) -> str:
+    return e.name
+
+
+def _cite(e: Entry) -> str:
+    return e.paper
+
+
+def _place(e: Entry) -> str:
+    return f"{e.file}:{e.line}"
+
+
+def _link(e: Entry) -> str:
+    if e.arxiv:
+        return f"[{e.paper or e.arxiv}](https://arxiv.org/abs/{e.arxiv})"
+    return e.paper
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

@@ -1,0 +1,380 @@
+"""A run written down: one file says which model, which task and how to train.
+
+    model: {system: vanilla, size: tiny, dims: {width: 128}, dropout: 0.1, change: {encoder.dims.layers: 3}}
+    task:  {kind: translate, source: train.en, target: train.de}
+    train: {steps: 8000, lr: 5e-3}
+
+Every mistake in it is told at once, with its place. What the task needs of the model (the size of its
+vocabulary, say) is filled in where the file does not give it.
+`config.yaml` in a run folder is the same file resolved: every default written out, every path absolute.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.dims import Dims
+from regard.dotted import PathError, change, near, parse_override, put
+from regard.errors import UsageError
+from regard.spec import Problem, Recipe, SpecError, kinds, of, read, takes, write
+from regard.strict_yaml import Document, read_document
+
+if TYPE_CHECKING:
+    from regard.loaded import Loaded
+    from regard.model import Model
+    from regard.systems import System
+    from regard.tasks import Task
+    from regard.train import Training
+
+SECTIONS = ("model", "task", "train")
+MODEL = ("system", "size", "dims", "change")
+DIMS = tuple(f.name for f in fields(Dims))
+# Numbers beyond these cannot be meant, and building what they ask for would never end.
+LARGEST = {
+    "width": 10**6, "heads": 10**5, "head": 10**6, "layers": 10**4, "length": 10**8, "vocab": 10**8,
+    "hidden": 10**8, "classes": 10**7, "groups": 10**5,
+}  # fmt: skip
+
+
+class RunError(SpecError):
+    """All that is wrong with a run file and its overrides: the path, what must hold, where it was written."""
+
+    def __init__(self, name: str, problems: Sequence[Problem], places: Mapping[str, str]) -> None:
+        self.name = name
+        self.places = [_place(path, places) for path, _ in problems]
+        super().__init__(problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        wide = max(len(path) for path, _ in self.problems)
+        lines = [f"{self.name}: {count} problem{'s' if count > 1 else ''}"]
+        for (path, text), place in zip(self.problems, self.places, strict=True):
+            lines.append(f"  {path.ljust(wide)}   {text}{f'   ({place})' if place else ''}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file with its overrides, read and checked.
+
+    model     the model section as data; `recipe` turns it into a recipe once the task's needs are known
+    task      recipe of the task, None where a file describes a model alone
+    train     recipe of the training
+    """
+
+    name: str
+    model: dict[str, Any]
+    task: Recipe[Task] | None = None
+    train: Recipe[Training] | None = None
+    places: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def training(self) -> Recipe[Training]:
+        """How to train; the defaults where the file says nothing."""
+        from regard.train import Training
+
+        return self.train or of(Training)
+
+    def recipe(self, needs: Mapping[str, Any] | None = None) -> Recipe[Model]:
+        """The model's recipe, with what the task needs filled in where it was not given."""
+        problems: list[Problem] = []
+        places = dict(self.places)
+        recipe = _read_model(self.model, dict(needs or {}), problems, places)
+        if problems or recipe is None:
+            raise RunError(self.name, problems, places)
+        return recipe
+
+    def resolved(self, recipe: Recipe[Model]) -> dict[str, Any]:
+        """The whole run with every default written out: later changes of defaults cannot rewrite history."""
+        parts = {"model": recipe, "task": self.task, "train": self.training}
+        return {name: write(part, resolved=True) for name, part in parts.items() if part is not None}
+
+
+def read_run(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
+    """Read a run from a file (or a mapping) and `key.path=value` overrides; all problems come together."""
+    document = _document(source)
+    name = document.name + (" + overrides" if overrides else "")
+    places = {path: f"line {line}" for path, line in document.lines.items()}
+    problems: list[Problem] = []
+    data = _sections(document.data, problems)
+    for number, text in enumerate(overrides, 1):
+        try:
+            _apply(data, text, number, places)
+        except PathError as error:
+            path = text.partition("=")[0].strip()
+            places[path] = f"override {number}"
+            problems.append((path, str(error)))
+    if not data and not problems:
+        problems.append(("model", f"must be given: a run file has the sections {', '.join(SECTIONS)}."))
+    if problems:  # sections that are no mappings cannot be read any further
+        raise RunError(name, problems, places)
+    folder = Path(document.name).parent if document.lines or not isinstance(source, Mapping) else None
+    task = _read_section("task", data, problems, folder)
+    train = _read_section("train", data, problems, None)
+    if "model" in data:
+        _check_model(data["model"], task is not None or "task" in data, problems, places)
+    elif "task" in data:
+        problems.append(("model", "must be given: which system, as in model: {system: gpt}."))
+    if problems:
+        raise RunError(name, problems, places)
+    return Run(name, data.get("model", {}), task, train, places)
+
+
+def _document(source: str | Path | Mapping[str, Any]) -> Document:
+    if isinstance(source, Mapping):
+        return Document("run", copy.deepcopy(dict(source)))
+    path = Path(source)
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise UsageError(
+                f"{path} is a folder without a config.yaml, so it is no run; give a run file or a run folder."
+            )
+        path = path / "config.yaml"
+    return read_document(path)
+
+
+def _sections(data: Any, problems: list[Problem]) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        problems.append(("", f"a run file must be a mapping with the sections {', '.join(SECTIONS)}."))
+        return {}
+    for name, section in data.items():
+        if name not in SECTIONS:
+            problems.append((str(name), f"unknown section.{near(str(name), SECTIONS)}"))
+        elif isinstance(section, str):
+            data[name] = {"system" if name == "model" else "kind": section}
+        elif not isinstance(section, dict):
+            problems.append((name, f"must be a mapping, but {section!r} was given."))
+    return data
+
+
+def _apply(data: dict[str, Any], text: str, number: int, places: dict[str, str]) -> None:
+    """One override. Under `model`, a path of several steps is a change of the system's parts."""
+    path, value = parse_override(text, number)
+    steps = path.split(".")
+    if steps[0] not in SECTIONS:
+        raise PathError(f"unknown section.{near(steps[0], SECTIONS)}")
+    if len(steps) == 1:
+        if isinstance(value, str):
+            value = {"system" if path == "model" else "kind": value}
+        if not isinstance(value, dict):
+            raise PathError(f"must be a mapping, but {value!r} was given.")
+        data[path] = value
+    elif steps[0] == "model":
+        model = data.setdefault("model", {})
+        if steps[1] in DIMS and len(steps) == 2:
+            steps = ["model", "dims", steps[1]]
+            model.pop(steps[2], None)
+        if len(steps) > 2 and steps[1] != "dims":
+            inner = ".".join(steps[2:] if steps[1] == "change" else steps[1:])
+            model["change"] = {**(model.get("change") or {}), inner: value}
+            places[f"model.change.{inner}"] = f"override {number}"
+        else:
+            put(data, steps, value)
+    else:
+        _put_default(data, steps)
+        put(data, steps, value)
+    for old in [p for p in places if p.startswith(path + ".")]:
+        del places[old]
+    places[path] = places[".".join(steps)] = f"override {number}"
+
+
+def _put_default(data: dict[str, Any], steps: list[str]) -> None:
+    """`task.tokens.vocab=500` where the file does not speak of tokens changes the default tokens."""
+    section = data.get(steps[0])
+    if len(steps) < 3 or not isinstance(section, dict) or section.get(steps[1]) is not None:
+        return
+    known: dict[str, Callable[..., Any]] = dict(kinds(_family(steps[0])))
+    kind = section.get("kind") or (next(iter(known)) if len(known) == 1 else None)
+    if kind in known and steps[1] in takes(known[kind]):
+        default = takes(known[kind])[steps[1]].default
+        if isinstance(default, Recipe):
+            section[steps[1]] = write(default)
+
+
+def _family(section: str) -> type[Any]:
+    if section == "task":
+        from regard.tasks import Task
+
+        return Task
+    from regard.train import Training
+
+    return Training
+
+
+def _read_section(
+    name: str, data: dict[str, Any], problems: list[Problem], folder: Path | None
+) -> Recipe[Any] | None:
+    if name not in data:
+        return None
+    try:
+        recipe = read(_family(name), data[name], name)
+    except SpecError as error:
+        problems.extend(error.problems)
+        return None
+    files = getattr(recipe.make, "files", ())
+    recipe = recipe.but(**{k: _found(v, folder) for k, v in recipe.options.items() if k in files})
+    try:
+        recipe.build()
+    except UsageError as error:
+        problems.append((name, str(error)))
+    return recipe
+
+
+def _found(value: Any, folder: Path | None) -> Any:
+    """A data file as an absolute path: looked for from the current folder, then beside the run file.
+
+    What is not there stays as it was written, so that the task can say what it misses.
+    """
+    if isinstance(value, list | tuple):
+        return type(value)(_found(one, folder) for one in value)
+    if isinstance(value, str):
+        for home in (Path(), folder):
+            if home is not None and (home / value).exists():
+                return str((home / value).resolve())
+    return value
+
+
+def _check_model(data: Any, has_task: bool, problems: list[Problem], places: dict[str, str]) -> None:
+    """Build the model without weights, with stand-ins for what the task will say: mistakes show at once."""
+    import torch
+
+    before = len(problems)
+    recipe = _read_model(data, None if has_task else {}, problems, places)
+    if recipe is None or len(problems) > before:
+        return
+    try:
+        with torch.device("meta"):
+            recipe.build()
+    except SpecError as error:
+        problems.extend((f"model.{path}" if path else "model", text) for path, text in error.problems)
+    except UsageError as error:
+        problems.append(("model", str(error)))
+
+
+def _read_model(
+    data: dict[str, Any], needs: dict[str, Any] | None, problems: list[Problem], places: dict[str, str]
+) -> Recipe[Model] | None:
+    """The recipe of a model section. `needs` None: the task is not prepared yet, so stand-ins are used."""
+    data = dict(data)
+    changes = data.pop("change", None) or {}
+    if not isinstance(changes, dict):
+        problems.append(("model.change", f"must be a mapping of dotted paths, but {changes!r} was given."))
+        return None
+    before = len(problems)
+    _check_sizes(data, "model", problems)
+    _check_sizes(changes, "model.change", problems)
+    if len(problems) > before:
+        return None
+    from regard.model import Model
+
+    if "system" in data:
+        recipe = _read_system(data, needs, problems)
+    else:
+        recipe = _try_read(Model, data, problems)
+    if recipe is None or not changes:
+        return recipe
+    plain = write(recipe, resolved=True)
+    for path, value in changes.items():
+        try:
+            for at in change(plain, path, copy.deepcopy(value)):
+                places[f"model.{at}"] = places.get(f"model.change.{path}", "")
+        except PathError as error:
+            problems.append((f"model.change.{path}", str(error)))
+    if len(problems) > before:
+        return None
+    return _try_read(Model, plain, problems)
+
+
+def _try_read(family: type[Any], data: Any, problems: list[Problem]) -> Recipe[Any] | None:
+    try:
+        return read(family, data, "model")
+    except SpecError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _read_system(
+    data: dict[str, Any], needs: dict[str, Any] | None, problems: list[Problem]
+) -> Recipe[Model] | None:
+    from regard.systems import SYSTEMS, find
+    from regard.systems import recipe as system
+
+    name, size, dims = data.pop("system"), data.pop("size", None), data.pop("dims", None) or {}
+    if not isinstance(name, str) or name not in SYSTEMS:
+        problems.append(("model.system", f"no system is called {name!r}.{near(str(name), SYSTEMS)}"))
+        return None
+    if not isinstance(dims, dict):
+        problems.append(("model.dims", f"must be a mapping of {', '.join(DIMS)}, but {dims!r} was given."))
+        return None
+    before = len(problems)
+    for key in dims:
+        if key not in DIMS:
+            problems.append((f"model.dims.{key}", f"dims has no number {str(key)!r}.{near(str(key), DIMS)}"))
+        elif key in data:
+            problems.append((f"model.{key}", "is given twice: here and under dims."))
+    known = takes(SYSTEMS[name].make)
+    for key in [key for key in data if key not in known and key not in DIMS]:
+        hint = near(str(key), [*known, *DIMS, *MODEL])
+        problems.append((f"model.{key}", f"system {name!r} has no option {str(key)!r}.{hint}"))
+        del data[key]
+    options = {**dims, **data}
+    for key, value in (needs or {}).items():
+        if key in options and options[key] != value:
+            problems.append(
+                (f"model.{key}", f"the task needs {value!r}, but {options[key]!r} was given; leave it out.")
+            )
+        options[key] = value
+    if len(problems) > before:
+        return None
+    if needs is None:
+        options = {**_stand_ins(find(name), size, options), **options}
+    try:
+        recipe: Recipe[Model] = system(name, size=size, **options)
+    except SpecError as error:
+        problems.extend(error.problems)
+        return None
+    except UsageError as error:
+        problems.append(("model", str(error)))
+        return None
+    return recipe
+
+
+def _stand_ins(system: System, size: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers in place of those that only the prepared task knows, so that the rest can be checked before."""
+    preset = system.sizes.get(size, {}) if size else {}
+    known = takes(system.make)
+    asked = [name for name, p in known.items() if p.default is inspect.Parameter.empty and name not in preset]
+    if "head" in given and "classes" in known:
+        asked.append("classes")
+    return dict.fromkeys(asked, 8)
+
+
+def _check_sizes(data: Any, path: str, problems: list[Problem]) -> None:
+    """Refuse numbers that cannot be meant, wherever they stand."""
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+        at, most = f"{path}.{key}", LARGEST.get(str(key).rpartition(".")[2])
+        if isinstance(value, dict | list):
+            _check_sizes(value, at, problems)
+        elif most is not None and isinstance(value, int | float) and value > most:
+            problems.append((at, f"must be at most {most:,}, but {value:,} was given."))
+
+
+def _place(path: str, places: Mapping[str, str]) -> str:
+    """Where a path was written: its own line or override, or that of the nearest thing around it."""
+    while path and path not in places:
+        path = path.rpartition(".")[0]
+    return places.get(path, "")
+
+
+def load(path: str | Path) -> Loaded:
+    """A trained model, ready to answer: from a run folder, or from a folder with a saved model."""
+    from regard.loaded import load as load_folder
+
+    return load_folder(path)
