@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.model import Model
 from regard.nn.context import Context
 
 Precision = Literal["fp32", "bf16"]
@@ -92,7 +93,10 @@ def _twice(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def compile_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Compile each block in place: one graph for all layers of a kind, and few seconds instead of minutes."""
-    for block in blocks:
-        block.compile(dynamic=True)
+def compile_model(model: Model) -> None:
+    """Compile the way from ids to states in place: the whole of it, because a context made outside a compiled
+    block would be checked, and found new, in every call."""
+    _ = model.limit  # computed once, before: its lock cannot be compiled
+    for name in ("encode", "states"):
+        if hasattr(model, name):
+            setattr(model, name, torch.compile(getattr(model, name)))

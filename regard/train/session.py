@@ -25,7 +25,7 @@ from regard.train.checkpoint import Checkpoint, Tensors
 from regard.train.disk import locked, preflight, write_json
 from regard.train.log import Log, clock
 from regard.train.parallel import Group, Objective, spread
-from regard.train.precision import compile_blocks, recompute, seed, threads
+from regard.train.precision import compile_model, recompute, seed, threads
 from regard.train.signals import Interrupted, Signals, Stopped
 from regard.train.state import NonFinite, State, Summary, changes, clean, facts
 from regard.train.training import Training
@@ -60,7 +60,7 @@ class Session:
         if training.recompute:
             recompute(blocks)
         if training.compile:
-            compile_blocks(blocks)
+            compile_model(self.model)
         self.objective = spread(Objective(task, self.model), group, training.shard, blocks)
         self.optimizers = optimizer.make(list(self.model.named_parameters()))
         self.parameters = list(self.model.parameters())
@@ -179,7 +179,7 @@ class Session:
 
     def whole_model(self) -> Model:
         """What is evaluated: the model itself, or a copy if it is split over processes or averaged."""
-        if self.ema is None and not (self.training.shard and self.group.world > 1):
+        if self.ema is None and not self.training.compile and not (self.training.shard and self.group.world > 1):
             return self.model
         taken = take(self.ema.weights if self.ema else weights(self.model), keep=self.group.first)
         if not self.group.first:

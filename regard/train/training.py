@@ -26,7 +26,7 @@ class Training:
         schedule: constant, linear, cosine, inverse_sqrt, noam or wsd.
         clip: the gradient's norm is cut to this; none never cuts.
         precision: fp32, or bf16 for products in bfloat16 (weights stay fp32).
-        compile: compile each block with torch.compile; pays on long runs of wider models.
+        compile: compile the model with torch.compile; pays on long runs where lengths are few.
         recompute: keep only the blocks' inputs and compute the rest again on the way back: less memory.
         ema: decay of a running average of the weights, such as 0.999, which is then evaluated and saved.
         average: the saved model is the mean of this many last checkpoints (Vaswani et al. 2017, section 6.1).

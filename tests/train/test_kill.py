@@ -1,0 +1,135 @@
+"""kill -9, signals, two processes at once: what is left is always a run that goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regard.train import checkpoint
+from tests.train.compare import assert_same
+from tests.train.toy import environment, go
+
+OPTIONS = {"steps": 60, "save_every": 5, "evaluate_every": 12, "log_every": 4, "ema": 0.9, "schedule": "cosine"}
+
+
+def start(out: Path, *more: str, options: dict[str, object] | None = None) -> subprocess.Popen[bytes]:
+    """The toy training as a process of its own."""
+    command = [sys.executable, "-m", "tests.train.toy", str(out), json.dumps(options or OPTIONS), *more]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(command, cwd=root, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the metrics speak of a step (or the process has ended)."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            lines = (out / "metrics.jsonl").read_text().splitlines()
+            if lines and json.loads(lines[-1])["step"] >= step:
+                return
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.005)
+
+
+def killed_run(out: Path, kills: int, seed: int) -> int:
+    """Train to the end through several SIGKILLs at random moments of the run; returns how many hit it alive."""
+    chance, hits, position = random.Random(seed), 0, 0
+    for _ in range(kills):
+        process = start(out, "--resume", "--slow", "0.02")
+        position = min(position + chance.randrange(0, 2 * 60 // kills), 52)
+        wait_for_step(out, position, process)
+        time.sleep(chance.random() * 0.2)
+        hits += process.poll() is None
+        process.kill()
+        process.communicate()
+    process = start(out, "--resume")
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said.decode()
+    return hits
+
+
+def test_killed_three_times_and_bit_identical(tmp_path: Path) -> None:
+    go(tmp_path / "whole", **OPTIONS)
+    assert killed_run(tmp_path / "killed", kills=3, seed=1) == 3
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".tmp-*"))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", [2, 3])
+def test_killed_ten_times_and_bit_identical(tmp_path: Path, seed: int) -> None:
+    go(tmp_path / "whole", **OPTIONS)
+    assert killed_run(tmp_path / "killed", kills=10, seed=seed) >= 9
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".tmp-*"))
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to kill at a system call")
+@pytest.mark.parametrize("call", ["fsync", "rename", "unlink,unlinkat,rmdir", "mkdir", "ftruncate"])
+def test_killed_at_every_system_call_of_a_save(tmp_path: Path, call: str) -> None:
+    """SIGKILL at the first, second, ... such call of the whole run, until it gets to its end unhurt."""
+    options = {"steps": 4, "save_every": 2, "log_every": 1}
+    go(tmp_path / "whole", **options)
+    for number in range(1, 200):
+        out = tmp_path / f"killed-{number}"
+        inject = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
+        inject += ["-e", f"inject={call}:signal=KILL:when={number}"]
+        command = [sys.executable, "-m", "tests.train.toy", str(out), json.dumps(options), "--resume"]
+        root = Path(__file__).parents[2]
+        done = subprocess.run([*inject, *command], cwd=root, env=environment(), capture_output=True, check=False)
+        go(out, resume=True, **options)
+        assert_same(tmp_path / "whole", out)
+        assert not list((out / "checkpoints").glob(".tmp-*"))
+        if done.returncode == 0:
+            break
+    assert number > 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_leaves_with_its_code(tmp_path: Path, number: int, code: int) -> None:
+    options = {**OPTIONS, "save_every": 1000, "evaluate_every": 1000}
+    process = start(tmp_path / "run", "--slow", "0.05", options=options)
+    wait_for_step(tmp_path / "run", 8, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == code, said.decode()
+    assert "Stopped: stopped at step" in said.decode() and "--resume" in said.decode()
+    (step,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert 8 <= step < 60
+    go(tmp_path / "run", resume=True, **options)
+    go(tmp_path / "whole", **options)
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_second_process_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
+    first = start(tmp_path / "run", "--slow", "0.1")
+    wait_for_step(tmp_path / "run", 1, first)
+    second = start(tmp_path / "run", "--resume")
+    _, said = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"is being written by another process (pid {first.pid})" in said.decode()
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+    go(tmp_path / "run", resume=True, **{**OPTIONS, "steps": 10})
+
+
+def test_the_lock_names_its_holder_even_in_one_process(tmp_path: Path) -> None:
+    from regard.errors import UsageError
+    from regard.train.disk import locked
+
+    with locked(tmp_path), pytest.raises(UsageError, match=f"pid {os.getpid()}"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
