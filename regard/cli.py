@@ -214,6 +214,10 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where the run in this folder stopped.")
     ] = False,
+    allow_changed: Annotated[
+        list[str] | None,
+        typer.Option(help="With --resume: data, tokens or model may differ from the checkpoint's."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and say what would be done.")
     ] = False,
@@ -227,7 +231,7 @@ def train(
     if dry_run:
         print(launch.dry_run(recipe, overrides or []))
     else:
-        launch.train(recipe, overrides or [], out, resume)
+        launch.train(recipe, overrides or [], out, resume, allow_changed or ())
 
 
 @verb
