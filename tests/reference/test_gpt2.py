@@ -1,12 +1,13 @@
-"""GPT-2 against transformers.GPT2LMHeadModel."""
+"""GPT-2 against transformers.GPT2LMHeadModel, and GPT (2018, post-norm) against OpenAIGPTLMHeadModel."""
 
 from __future__ import annotations
 
 import pytest
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 import regard
 from regard.model import Decoder
+from regard.nn.block import Order
 from tests.reference.compare import (
     Piece,
     Table,
@@ -23,12 +24,13 @@ from tests.reference.compare import (
 WIDTH, HEADS, LAYERS, LENGTH, VOCAB = 32, 4, 2, 24, 61
 
 
-def table() -> Table:
+def table(order: Order) -> Table:
     """Their matrices are (in, out), q, k and v side by side."""
+    tokens, positions = ("wte", "wpe") if order == "pre" else ("tokens_embed", "positions_embed")
     names: Table = {
-        "embed.weight": [Piece("transformer.wte.weight")],
-        "decoder.position.table.weight": [Piece("transformer.wpe.weight")],
-        **layer("decoder.leave", "transformer.ln_f"),
+        "embed.weight": [Piece(f"transformer.{tokens}.weight")],
+        "decoder.position.table.weight": [Piece(f"transformer.{positions}.weight")],
+        **(layer("decoder.leave", "transformer.ln_f") if order == "pre" else {}),
     }
     thirds = [chunk(n, turn=transposed) for n in range(3)]
     for n in range(LAYERS):
@@ -42,23 +44,30 @@ def table() -> Table:
     return names
 
 
+@pytest.mark.parametrize("order", ["pre", "post"])
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_gpt2(side: str) -> None:
-    config = GPT2Config(
-        vocab_size=VOCAB,
-        n_positions=LENGTH,
-        n_embd=WIDTH,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        bos_token_id=0,
-        eos_token_id=0,
-        attn_implementation="eager",
+def test_gpt(order: Order, side: str) -> None:
+    config, model = (
+        (GPT2Config, GPT2LMHeadModel) if order == "pre" else (OpenAIGPTConfig, OpenAIGPTLMHeadModel)
     )
-    theirs = GPT2LMHeadModel(config).eval()
+    theirs = model(
+        config(
+            vocab_size=VOCAB,
+            n_positions=LENGTH,
+            n_embd=WIDTH,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            bos_token_id=0,
+            eos_token_id=0,
+            attn_implementation="eager",
+        )
+    ).eval()
     shake(theirs)
-    recipe = regard.system("gpt", vocab=VOCAB, width=WIDTH, heads=HEADS, layers=LAYERS, length=LENGTH)
+    recipe = regard.system(
+        "gpt", vocab=VOCAB, width=WIDTH, heads=HEADS, layers=LAYERS, length=LENGTH, order=order
+    )
     ours = regard.build(recipe).eval()
     assert isinstance(ours, Decoder)
-    copy(ours, theirs, table())
+    copy(ours, theirs, table(order))
     lengths = (LENGTH, LENGTH, LENGTH) if side == "none" else (LENGTH, 17, 5)
-    check_decoder(ours, theirs, table(), ragged(lengths, VOCAB, side))
+    check_decoder(ours, theirs, table(order), ragged(lengths, VOCAB, side))

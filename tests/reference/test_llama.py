@@ -1,12 +1,17 @@
-"""Llama against transformers.LlamaForCausalLM, with as many keys as queries, with groups, with one."""
+"""Llama against transformers.LlamaForCausalLM, with as many keys as queries, with groups, with one.
+
+With a window it is Mistral: long enough here that attention goes block by block.
+"""
 
 from __future__ import annotations
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import regard
 from regard.model import Decoder
+from regard.nn.pattern import Window
+from regard.spec import of
 from tests.reference.compare import Piece, Table, check_decoder, copy, layer, place, ragged, shake
 
 WIDTH, HEADS, HIDDEN, LAYERS, LENGTH, VOCAB = 32, 4, 56, 2, 24, 61
@@ -75,4 +80,38 @@ def test_llama(side: str, groups: int, head: int | None, base: float) -> None:
     assert isinstance(ours, Decoder)
     copy(ours, theirs, table())
     lengths = (LENGTH, LENGTH, LENGTH) if side == "none" else (LENGTH, 17, 5)
+    check_decoder(ours, theirs, table(), ragged(lengths, VOCAB, side))
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_mistral(side: str) -> None:
+    length, window = 600, 100
+    config = MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        max_position_embeddings=length,
+        sliding_window=window,
+        attn_implementation="eager",
+    )
+    theirs = MistralForCausalLM(config).eval()
+    shake(theirs)
+    recipe = regard.system(
+        "llama",
+        vocab=VOCAB,
+        width=WIDTH,
+        heads=HEADS,
+        layers=LAYERS,
+        length=length,
+        hidden=HIDDEN,
+        groups=2,
+        pattern=of(Window, width=window),
+    )
+    ours = regard.build(recipe).eval()
+    assert isinstance(ours, Decoder)
+    copy(ours, theirs, table())
+    lengths = (length, length) if side == "none" else (length, 317)
     check_decoder(ours, theirs, table(), ragged(lengths, VOCAB, side))
