@@ -69,9 +69,8 @@ def by_language() -> tuple[tuple[Style, ...], ...]:
             patterns.append(medium)
         if locale in DAY_FIRST:
             patterns.extend(COMMON)
-        if locale == "en":
-            patterns.extend(ENGLISH)
         languages.append(tuple((locale, pattern) for pattern in dict.fromkeys(patterns)))
+    languages.append(tuple(("en", form) for form in ENGLISH))
     return tuple(languages)
 
 

@@ -26,6 +26,11 @@ def generator(seed: int, split: Split, number: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[(seed * 3 + SPLITS.index(split)) % 2**64, number]))
 
 
+def draws(seed: int, epoch: int, number: int) -> np.random.Generator:
+    """Random numbers for what is done to one sample in one epoch (masking, say)."""
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch * 2**40 + number]))
+
+
 def sample(
     name: Algorithm,
     seed: int,

@@ -7,24 +7,16 @@ to the sum of the whole, whatever the chunks, the accumulation and the number of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.errors import UsageError
+from regard.nn.head import Cost, nll
 
-Cost = Callable[[Tensor, Tensor], Tensor]
+__all__ = ["Convention", "Cost", "entropy", "nll", "smoothed"]
 Convention = Literal["torch", "fairseq", "t2t"]
-
-
-def nll(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """The negative log likelihood of the targets, summed; a negative target counts nothing.
-
-    sum_n -log softmax(logits_n)[target_n]
-    """
-    return cross_entropy(logits_NV.float(), target_N.clamp_min(-1), ignore_index=-1, reduction="sum")
 
 
 def smoothed(epsilon: float = 0.1, convention: Convention = "fairseq") -> Cost:
@@ -45,14 +37,11 @@ def smoothed(epsilon: float = 0.1, convention: Convention = "fairseq") -> Cost:
         return nll
 
     def cost(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-        target_N = target_N.clamp_min(-1)
         vocab = logits_NV.shape[-1]
         # 1 - s = 1 - epsilon - epsilon / (V - 1) and s / V = epsilon / (V - 1): torch's form, with a larger s
         share = epsilon if convention == "torch" else epsilon * vocab / (vocab - 1)
-        total = cross_entropy(
-            logits_NV.float(), target_N, ignore_index=-1, label_smoothing=share, reduction="sum"
-        )
-        return total - (target_N >= 0).sum() * entropy(epsilon, vocab) if convention == "t2t" else total
+        total = cross_entropy(logits_NV.float(), target_N, label_smoothing=share, reduction="sum")
+        return total - len(target_N) * entropy(epsilon, vocab) if convention == "t2t" else total
 
     return cost
 

@@ -45,6 +45,8 @@ def raw_length(inputs: int, density: float = 0.15, mean: float = 3.0) -> int:
 
 def spans(length: int, draw: np.random.Generator, density: float = 0.15, mean: float = 3.0) -> np.ndarray:
     """Lengths of the spans in order: kept, dropped, kept, dropped, ...; they sum to `length`."""
+    if length < 2:  # nothing to keep
+        return np.array([0, length])
     dropped, count = noise(length, density, mean)
     both = np.empty(2 * count, dtype=np.int64)
     both[0::2] = _segments(length - dropped, count, draw)

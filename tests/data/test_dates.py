@@ -10,7 +10,7 @@ from regard.data.dates import FIRST, LAST, alphabet, by_language, days_of, ordin
 
 
 def test_every_text_has_one_meaning() -> None:
-    """All days of a leap year in all styles of all languages; a year is part of the text, so one year is enough."""
+    """All days of a leap year in all styles; the year is part of the text, so one year is enough."""
     meaning: dict[str, date] = {}
     day = date(2024, 1, 1)
     while day.year == 2024:

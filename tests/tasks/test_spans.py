@@ -58,7 +58,7 @@ def test_density_and_mean_span() -> None:
 
 
 def test_spans_are_spread_over_the_text() -> None:
-    """Every way to cut is equally likely: each place after the first is dropped about as often as any other."""
+    """Every way to cut is equally likely: inner places are dropped about equally often."""
     draw, hits = np.random.default_rng(0), np.zeros(40)
     for _ in range(4000):
         at, sizes = 0, spans(40, draw)
