@@ -169,8 +169,9 @@ class Corpus(Task):
         """Shards of the same text and the same tokens are used again; others are written anew."""
         note = folder.with_suffix(".json")
         of_what = digest_of_texts([self.data_digest(), self.tokens.digest(), split])
-        if note.is_file() and json.loads(note.read_text()).get("digest") == of_what:
-            self.bytes[split] = int(json.loads(note.read_text())["bytes"])
+        there = json.loads(note.read_bytes()) if note.is_file() and (folder / "index.json").is_file() else {}
+        if there.get("digest") == of_what:
+            self.bytes[split] = int(there["bytes"])
         else:
             count = {"bytes": 0}
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -127,7 +128,8 @@ class Denoise(Corpus):
         sources = [self._marked(text) for text in inputs]
         asked = [n for n, source in enumerate(sources) if max(source) >= self.first_mark]
         eos, start = self.tokens.id(EOS), self.tokens.id(START)
-        found = generate(model, [[start] for _ in asked], [sources[n] for n in asked], rules, eos)
+        one = dataclasses.replace(rules, nbest=1)
+        found = generate(model, [[start] for _ in asked], [sources[n] for n in asked], one, eos)
         answers = list(inputs)
         for number, answer in zip(asked, found, strict=True):
             ids = spans.reconstruct(sources[number], [*answer[0].ids, eos], self.first_mark)

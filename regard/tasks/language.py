@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from regard.tasks.loss import nll
 from regard.tasks.task import Figures, Loss, same_count
 
 if TYPE_CHECKING:
-    from regard.decode import Rules
+    from regard.decode import Hypothesis, Rules
 
 
 @part
@@ -122,12 +123,15 @@ class Language(Corpus):
 
     def predict(self, model: Model, inputs: Sequence[str], rules: Rules) -> list[str]:
         """What each text goes on with (without the text itself)."""
+        one = dataclasses.replace(rules, nbest=1)
+        return [found[0].text or "" for found in self.hypotheses(model, inputs, one)]
+
+    def hypotheses(self, model: Model, inputs: Sequence[str], rules: Rules) -> list[list[Hypothesis]]:
+        """Several continuations of each text, with their log probabilities."""
         from regard.decode import generate
 
-        found = generate(
-            model, [self._prompt(text) for text in inputs], None, rules, self._end, self.tokens.decode
-        )
-        return [answers[0].text or "" for answers in found]
+        prompts = [self._prompt(text) for text in inputs]
+        return generate(model, prompts, None, rules, self._end, self.tokens.decode)
 
     def score(self, model: Model, inputs: Sequence[str], outputs: Sequence[str]) -> list[float]:
         """log p(output | input): how likely the text goes on so."""

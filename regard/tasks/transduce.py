@@ -18,7 +18,7 @@ from regard.tasks.loss import Cost, nll
 from regard.tasks.task import Figures, Loss, Task, same_count
 
 if TYPE_CHECKING:
-    from regard.decode import Rules
+    from regard.decode import Hypothesis, Rules
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
 Row = tuple[list[int], list[int]]  # ids of a source and of its target, without <s> and </s>
@@ -66,7 +66,9 @@ class Transduce(Task):
         def make(numbers: Numbers, epoch: int) -> Batch:
             rows = self.rows(split, numbers.tolist(), epoch, seed)
             sources = [[*source, self.eos] for source, _ in rows]
-            return pair_batch(sources, [[*target, self.eos] for _, target in rows], self.bos, numbers.tolist())
+            return pair_batch(
+                sources, [[*target, self.eos] for _, target in rows], self.bos, numbers.tolist()
+            )
 
         shuffle = split == "train" if shuffle is None else shuffle
         return Batches(self.sizes(split), make, tokens=tokens, size=size, seed=seed, shuffle=shuffle)
@@ -77,12 +79,18 @@ class Transduce(Task):
 
     def predict(self, model: Model, inputs: Sequence[str], rules: Rules) -> list[str]:
         """The target of each source. An empty line stays an empty line."""
-        sources = [self.tokens.encode(self.clean(text)) for text in inputs]
+        one = dataclasses.replace(rules, nbest=1)
+        return [found[0].text or "" for found in self.hypotheses(model, inputs, one)]
+
+    def hypotheses(self, model: Model, inputs: Sequence[str], rules: Rules) -> list[list[Hypothesis]]:
+        """Several targets of each source, best first, with their log probabilities."""
+        from regard.decode import Hypothesis
+
         asked = [n for n, text in enumerate(inputs) if text.strip()]
-        found = self.answers(model, [sources[n] for n in asked], rules)
-        answers = [""] * len(inputs)
-        for number, text in zip(asked, found, strict=True):
-            answers[number] = text
+        sources = [self.tokens.encode(self.clean(inputs[n])) for n in asked]
+        answers = [[Hypothesis([], 0.0, 0.0, "")] for _ in inputs]
+        for number, found in zip(asked, self.answers(model, sources, rules), strict=True):
+            answers[number] = found
         return answers
 
     def score(self, model: Model, inputs: Sequence[str], outputs: Sequence[str]) -> list[float]:
@@ -99,15 +107,12 @@ class Transduce(Task):
         """What is done to a text before it becomes tokens."""
         return text
 
-    def answers(self, model: Model, sources: Sequence[list[int]], rules: Rules) -> list[str]:
+    def answers(self, model: Model, sources: Sequence[list[int]], rules: Rules) -> list[list[Hypothesis]]:
         """What the model writes for each source (given without its end), in the order asked."""
         from regard.decode import generate
 
-        if rules.nbest != 1:
-            rules = dataclasses.replace(rules, nbest=1)
         prompts, given = self.prompts(model, [[*source, self.eos] for source in sources])
-        found = generate(model, prompts, given, rules, eos=self.eos, decode=self.tokens.decode)
-        return [best[0].text or "" for best in found]
+        return generate(model, prompts, given, rules, eos=self.eos, decode=self.tokens.decode)
 
     def prompts(
         self, model: Model, sources: list[list[int]]
@@ -175,7 +180,8 @@ class Exact(Transduce):
 
         # an answer that is longer than all right ones is wrong: no need to see its end
         rules = Rules(length=max(len(self.tokens.encode(target)) for _, target in pairs) + 2)
-        answers = self.answers(model, [self.tokens.encode(source) for source, _ in pairs], rules)
+        found = self.answers(model, [self.tokens.encode(source) for source, _ in pairs], rules)
+        answers = [best[0].text or "" for best in found]
         exact = sum(answer == target for answer, (_, target) in zip(answers, pairs, strict=True))
         right = total = 0
         for answer, (_, target) in zip(answers, pairs, strict=True):

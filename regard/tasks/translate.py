@@ -152,7 +152,8 @@ class Translate(Transduce):
 
         rows = self._rows(split)[:limit]
         rules = Rules() if limit is not None or self.beam == 1 else self.rules()
-        answers = self.answers(model, [source for source, _ in rows], rules)
+        found = self.answers(model, [source for source, _ in rows], rules)
+        answers = [best[0].text or "" for best in found]
         truth = [target for _, target in self.texts[split][:limit]]
         score, signature = bleu(answers, truth, self.lower)
         letters, letters_signature = chrf(answers, truth, self.lower)

@@ -128,6 +128,9 @@ def test_it_learns_and_scores_what_it_learned(files: dict[str, str]) -> None:
     assert task.predict(model, asked, Rules()) == [DE[2].lower(), "", DE[0].lower(), ""]
     right, wrong = task.score(model, [EN[0]] * 2, [DE[0], DE[1]])
     assert right > -0.5 > wrong
+    best, *others = task.hypotheses(model, [EN[0], ""], Rules(method="beam", beam=3, nbest=3))[0]
+    assert best.text == DE[0].lower() and len(others) == 2
+    assert best.logp == pytest.approx(right, abs=1e-4) and best.score > others[0].score > others[1].score
 
 
 def test_ragged_and_empty_lines(files: dict[str, str]) -> None:
