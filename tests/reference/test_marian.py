@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 import regard
-from regard.dims import Dims
 from regard.model import EncoderDecoder
-from regard.nn.position import Position
-from regard.nn.position.sinusoidal import waves
+from regard.nn.position import Sinusoidal
 from regard.spec import of
 from tests.reference.compare import Piece, Table, check_encoder_decoder, copy, layer, place, ragged, shake
 
 WIDTH, HEADS, HIDDEN, LAYERS, LENGTH, VOCAB = 32, 4, 48, 2, 32, 61
-START, PAD = (
-    0,
-    VOCAB - 1,
-)  # theirs lets no gradient through to its pad, so the target starts with another token
-
-
-class Halves(Position):
-    """The paper's sinusoids with all sines first, then all cosines: Marian's order of the same numbers."""
-
-    def __init__(self, dims: Dims) -> None:
-        super().__init__()
-
-    def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
-        wave_BLD = waves(pos_BL.clamp(min=0), x_BLD.shape[-1])
-        return x_BLD + torch.cat([wave_BLD[..., 0::2], wave_BLD[..., 1::2]], -1)
+START, PAD = 0, VOCAB - 1  # theirs lets no gradient through to its pad: the target starts otherwise
 
 
 def table() -> Table:
@@ -86,7 +69,7 @@ def test_marian(activation: str, name: str, padded: bool) -> None:
         layers=LAYERS,
         hidden=HIDDEN,
         activation=activation,
-        position=of(Halves),
+        position=of(Sinusoidal, form="halves"),
     )
     ours = regard.build(recipe).eval()
     assert isinstance(ours, EncoderDecoder)

@@ -12,17 +12,18 @@ from regard.errors import UsageError
 from regard.nn.position.position import Position
 from regard.spec import part
 
-Form = Literal["paper", "tensor2tensor"]
+Form = Literal["paper", "halves", "tensor2tensor"]
 
 
 def waves(pos_BL: Tensor, width: int, form: Form = "paper") -> Tensor:
     r"""Sinusoids at positions: (B, L) -> (B, L, width).
 
     paper:          PE[2i] = sin(pos / 10000^(2i / width)),  PE[2i + 1] = cos(the same),  i = 0 .. width/2 - 1
-    tensor2tensor:  [sin ... | cos ...] side by side, with 10000^(i / (width/2 - 1))
+    halves:         the same numbers, all sines first: [sin ... | cos ...]
+    tensor2tensor:  [sin ... | cos ...] with 10000^(i / (width/2 - 1))
     """
     half = torch.arange(width // 2, device=pos_BL.device, dtype=torch.float64)
-    steps = 2 * half / width if form == "paper" else half / max(width // 2 - 1, 1)
+    steps = half / max(width // 2 - 1, 1) if form == "tensor2tensor" else 2 * half / width
     angle = (
         pos_BL[..., None].to(torch.float64) * 10_000.0**-steps
     )  # far positions need more than float32 holds
@@ -40,7 +41,8 @@ class Sinusoidal(Position):
     Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
 
     Options:
-      form: paper (above), or tensor2tensor, the authors' code, which Whisper follows
+      form: paper (above); halves, sines before cosines (Transformer-XL, Marian); tensor2tensor, the authors'
+        code, which Whisper follows
     """
 
     def __init__(self, dims: Dims, form: Form = "paper") -> None:
