@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import MarianConfig, MarianMTModel
 
 import regard
