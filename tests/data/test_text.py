@@ -137,7 +137,7 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]))))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     lines = [line.rstrip("\r") for line in lines]
     if lines:
@@ -217,17 +217,17 @@ def test_a_line_of_50_megabytes_takes_memory_for_one_line(tmp_path: Path) -> Non
             out.write(b"x" * 2**20)
         out.write(b"\nend\n")
     code = (
-        "import resource, sys; from regard.data.text import read_lines\n"
+        "from regard.data.text import read_lines\n"
         f"lengths = [len(line) for line in read_lines({str(path)!r})]\n"
-        "print(lengths, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+        "print(lengths, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     root = Path(__file__).parents[2]
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
     ).stdout
-    lengths, megabytes = answer.rsplit(" ", 1)
+    lengths, kilobytes = answer.rsplit(" ", 1)
     assert lengths == f"[{50 * 2**20}, 3]"
-    assert int(megabytes) <= 300
+    assert int(kilobytes) <= 300_000
 
 
 def test_an_endless_line_is_refused_and_not_held(tmp_path: Path) -> None:

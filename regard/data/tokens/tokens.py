@@ -115,7 +115,7 @@ class Tokens(ABC):
         return self.codec.marks[name]
 
     def sentinel(self, k: int) -> int:
-        """The id of sentinel k, which stands for the k-th gap. They count down from the end of the vocabulary."""
+        """The id of sentinel k, which stands for the k-th gap; they count down from the last id."""
         return self.id(f"{SENTINEL}{k}>")
 
     def piece(self, token: int) -> str:
