@@ -1,0 +1,150 @@
+"""Writing: cached greedy decoding of GPT-2's shape, and beam search of a small translator, against peers.
+
+    python bench/decode.py [--rounds 5] [--quick] [--json]
+
+All weights are random and no answer may end early, so that every contender writes the same number of tokens:
+the speed of writing is timed, not the luck of when answers end. fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from common import Case, Run, arguments, report
+from peers import ctranslate2_of, hf_gpt, hf_marian, regard_gpt, regard_translator, words, x_gpt
+
+from regard.decode import Rules, generate
+
+GPT2 = {"vocab": 50257, "width": 768, "heads": 12, "layers": 12, "length": 1024}
+TINY = {"vocab": 8000, "width": 128, "heads": 4, "layers": 4, "hidden": 256, "length": 256}
+BEAM = 5
+
+
+def greedy(batch: int, prompt: int, new: int, threads: int, sizes: dict[str, int]) -> Case:
+    """Prompts of one length, greedy, with a cache."""
+    ids_BL = torch.randint(3, sizes["vocab"], (batch, prompt), generator=torch.Generator().manual_seed(0))
+    rows = ids_BL.tolist()
+
+    def ours() -> Run:
+        model = regard_gpt(**sizes).eval()
+        return lambda: _count(generate(model, rows, rules=Rules(length=new)), batch * new)
+
+    def transformers() -> Run:
+        model = hf_gpt(**sizes).eval()
+        options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+
+        def run() -> None:
+            with torch.no_grad():
+                out = model.generate(ids_BL, attention_mask=torch.ones_like(ids_BL), **options)
+            assert out.shape == (batch, prompt + new)
+
+        return run
+
+    def x_transformers() -> Run:
+        from x_transformers import AutoregressiveWrapper
+
+        model = AutoregressiveWrapper(x_gpt(**sizes)).eval()
+
+        def run() -> None:
+            with torch.no_grad():
+                out = model.generate(ids_BL, new, temperature=0.0, cache_kv=True)
+            assert out.shape == (batch, new)
+
+        return run
+
+    def ctranslate2() -> Run:
+        writer = ctranslate2_of(hf_gpt(**sizes), "GPT2Loader", threads)
+        given = [words(row) for row in rows]
+
+        def run() -> None:
+            out = writer.generate_batch(
+                given, max_length=new, min_length=new, sampling_topk=1, include_prompt_in_result=False
+            )
+            assert all(len(each.sequences_ids[0]) == new for each in out)
+
+        return run
+
+    contenders = {
+        "regard": ours,
+        "transformers": transformers,
+        "x-transformers": x_transformers,
+        "CTranslate2": ctranslate2,
+    }
+    name = f"greedy, {sizes['layers']} x {sizes['width']}, batch {batch}, prompt {prompt}, {new} new tokens"
+    return Case(name, "tokens/s", batch * new, contenders)
+
+
+def beam(sentences: int, new: int, threads: int) -> Case:
+    """Sources of 8 to 19 tokens, beam 5."""
+    vocab = TINY["vocab"]
+    random = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, vocab - 2, (8 + n % 12,), generator=random).tolist() for n in range(sentences)]
+    sources = [[*row, 1] for row in rows]
+
+    def ours() -> Run:
+        model = regard_translator(**TINY)
+        rules = Rules(method="beam", beam=BEAM, alpha=1.0, length=new, min_length=new)
+        prompts = [[2]] * sentences
+        return lambda: _count(generate(model, prompts, sources, rules, eos=1), sentences * new)
+
+    def marian() -> Run:
+        model = hf_marian(**TINY)
+        width = max(map(len, sources))
+        ids = torch.tensor([[*row, *[vocab - 1] * (width - len(row))] for row in sources])
+        options: dict[str, Any] = {"num_beams": BEAM, "max_new_tokens": new, "min_new_tokens": new}
+
+        def run() -> None:
+            with torch.no_grad():
+                out = model.generate(
+                    ids,
+                    attention_mask=(ids != vocab - 1).long(),
+                    do_sample=False,
+                    length_penalty=1.0,
+                    **options,
+                )
+            assert out.shape == (sentences, new + 1)
+
+        return run
+
+    def ctranslate2() -> Run:
+        writer = ctranslate2_of(hf_marian(**TINY), "MarianMTLoader", threads)
+        given = [words(row) for row in sources]
+
+        def run() -> None:
+            out = writer.translate_batch(
+                given,
+                beam_size=BEAM,
+                max_decoding_length=new,
+                min_decoding_length=new,
+                max_batch_size=0,
+                length_penalty=1.0,
+            )
+            assert all(len(each.hypotheses[0]) == new for each in out)
+
+        return run
+
+    contenders = {"regard": ours, "transformers Marian": marian, "CTranslate2": ctranslate2}
+    name = f"beam {BEAM}, 4 + 4 x 128 (hidden 256), {sentences} sentences of {new} tokens"
+    return Case(name, "sentences/s", sentences, contenders)
+
+
+def _count(found: list[list[Any]], expected: int) -> None:
+    assert sum(len(hypotheses[0].ids) for hypotheses in found) == expected
+
+
+def main() -> None:
+    """Run all cases."""
+    options = arguments(__doc__ or "", rounds=5)
+    threads = options.threads
+    new = 8 if options.quick else 32
+    cases = [
+        greedy(1, 32, new, threads, GPT2),
+        greedy(16, 32, new, threads, GPT2),
+        beam(16 if options.quick else 64, 10 if options.quick else 20, threads),
+    ]
+    report("decode", options, cases)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The other libraries, set up for the same shapes.
+
+Each is imported where it is used: a missing one is said, and is not fatal.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import regard
+
+
+def _quiet() -> None:
+    """What transformers has to say about models without a tokenizer does not belong into a table."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", module=r"transformers|torch|x_transformers")
+
+
+def regard_gpt(vocab: int, width: int, heads: int, layers: int, length: int) -> Any:
+    """regard's GPT-2."""
+    recipe = regard.system(
+        "gpt", vocab=vocab, width=width, heads=heads, layers=layers, length=length, dropout=0.0
+    )
+    return regard.build(recipe, seed=0)
+
+
+@cache
+def hf_gpt(vocab: int, width: int, heads: int, layers: int, length: int) -> Any:
+    """transformers' GPT-2 without dropout."""
+    _quiet()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=vocab,
+        n_embd=width,
+        n_head=heads,
+        n_layer=layers,
+        n_positions=length,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=True,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def x_gpt(vocab: int, width: int, heads: int, layers: int, length: int) -> Any:
+    """x-transformers' decoder with the same sizes, tied, with the fused kernel."""
+    _quiet()
+    from x_transformers import Decoder, TransformerWrapper
+
+    stack = Decoder(dim=width, depth=layers, heads=heads, attn_dim_head=width // heads, attn_flash=True)
+    return TransformerWrapper(num_tokens=vocab, max_seq_len=length, attn_layers=stack, tie_embedding=True)
+
+
+class TorchGpt(nn.Module):
+    """The same with torch.nn.TransformerEncoder and a causal mask."""
+
+    def __init__(self, vocab: int, width: int, heads: int, layers: int, length: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.tokens, self.places = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.stack = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
+
+    def forward(self, ids_BL: Tensor) -> Tensor:
+        """Logits."""
+        length = ids_BL.shape[1]
+        x_BLD = self.tokens(ids_BL) + self.places.weight[:length]
+        x_BLD = self.stack(x_BLD, mask=self.mask[:length, :length], is_causal=True)
+        return x_BLD @ self.tokens.weight.T
+
+
+def regard_translator(vocab: int, width: int, heads: int, layers: int, hidden: int, length: int) -> Any:
+    """regard's Transformer, post-norm, one matrix three ways."""
+    sizes = {"width": width, "heads": heads, "layers": layers, "length": length}
+    return regard.build(
+        regard.system("vanilla", vocab=vocab, hidden=hidden, dropout=0.0, **sizes), seed=0
+    ).eval()
+
+
+@cache
+def hf_marian(vocab: int, width: int, heads: int, layers: int, hidden: int, length: int) -> Any:
+    """transformers' Marian: post-norm, sinusoidal, one matrix three ways. The last token is padding."""
+    _quiet()
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=vocab,
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=hidden,
+        decoder_ffn_dim=hidden,
+        max_position_embeddings=length,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=vocab - 1,
+        decoder_start_token_id=vocab - 1,
+        eos_token_id=1,
+        bos_token_id=None,
+        forced_eos_token_id=None,
+    )
+    return MarianMTModel(config).eval()
+
+
+def words(ids: list[int]) -> list[str]:
+    """CTranslate2 speaks in strings."""
+    return [f"w{token}" for token in ids]
+
+
+def ctranslate2_of(model: Any, loader: str, threads: int) -> Any:
+    """A CTranslate2 generator or translator with the weights of a transformers model."""
+    import ctranslate2
+    from ctranslate2.converters import transformers as converters
+
+    with torch.no_grad():
+        spec = getattr(converters, loader)().get_model_spec(model)
+    seq2seq = hasattr(spec, "encoder")
+    names = words(list(range(model.config.vocab_size - seq2seq)))
+    if seq2seq:
+        spec.register_source_vocabulary(names)
+        spec.register_target_vocabulary(names)
+    else:
+        spec.register_vocabulary(names)
+    spec.config.eos_token, spec.config.unk_token, spec.config.bos_token = "w1", "w2", "w0"
+    if seq2seq:
+        spec.config.decoder_start_token = "w1"
+    folder = Path(tempfile.mkdtemp(prefix="regard-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    spec.validate()
+    spec.optimize(quantization="float32")
+    spec.save(str(folder))
+    kind = ctranslate2.Translator if seq2seq else ctranslate2.Generator
+    return kind(str(folder), device="cpu", inter_threads=1, intra_threads=threads, compute_type="float32")
