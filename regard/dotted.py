@@ -73,8 +73,7 @@ def _places(inside: Any, steps: list[str], at: str) -> Iterator[tuple[str, Any, 
     """Every (path, container, key) that the steps lead to."""
     step, rest = steps[0], steps[1:]
     if step == "*" and isinstance(inside, dict | list):
-        every = list(inside) if isinstance(inside, dict) else [str(n) for n in range(len(inside))]
-        for one in every:
+        for one in _steps(inside):
             if _leads_on(inside, [one, *rest]):
                 yield from _places(inside, [one, *rest], at)
         return
@@ -99,17 +98,24 @@ def _key(inside: Any, step: str, at: str, last: bool) -> Any:
     if not isinstance(inside, dict):
         raise PathError(f"{where} is {inside!r}, which has nothing inside; set it as a whole.")
     # An option that is not there may still be set: the part itself says whether it has it.
-    if step not in inside and step != "dims" and not (last and "kind" in inside):
+    open_to_more = last and ("kind" in inside or at.rpartition(".")[2] == "dims")
+    if step not in inside and step != "dims" and not open_to_more:
         raise PathError(f"{where} has no {step!r}.{near(step, inside)}")
     return step
+
+
+def _steps(inside: Any) -> list[str]:
+    """What `*` may stand for: the options of a part but not its kind and its numbers, or places of a list."""
+    if isinstance(inside, list):
+        return [str(n) for n in range(len(inside))]
+    return [name for name in inside if name not in ("kind", "dims")]
 
 
 def _leads_on(inside: Any, steps: list[str]) -> bool:
     """Whether the steps lead somewhere that is there already."""
     step, rest = steps[0], steps[1:]
     if step == "*" and isinstance(inside, dict | list):
-        every = list(inside) if isinstance(inside, dict) else [str(n) for n in range(len(inside))]
-        return any(_leads_on(inside, [one, *rest]) for one in every)
+        return any(_leads_on(inside, [one, *rest]) for one in _steps(inside))
     if isinstance(inside, list):
         inside = dict(enumerate(inside))
         key: Any = int(step) if step.isdigit() else None

@@ -111,8 +111,8 @@ def read_run(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = 
             problems.append((path, str(error)))
     if not data and not problems:
         problems.append(("model", f"must be given: a run file has the sections {', '.join(SECTIONS)}."))
-    if problems:  # sections that are no mappings cannot be read any further
-        raise RunError(name, problems, places)
+    if any(not isinstance(section, dict) for section in data.values()):
+        raise RunError(name, problems, places)  # what is no mapping cannot be read any further
     folder = Path(document.name).parent if document.lines or not isinstance(source, Mapping) else None
     task = _read_section("task", data, problems, folder)
     train = _read_section("train", data, problems, None)
@@ -144,14 +144,14 @@ def _sections(data: Any, problems: list[Problem]) -> dict[str, Any]:
     if not isinstance(data, dict):
         problems.append(("", f"a run file must be a mapping with the sections {', '.join(SECTIONS)}."))
         return {}
-    for name, section in data.items():
+    for name, section in list(data.items()):
         if name not in SECTIONS:
             problems.append((str(name), f"unknown section.{near(str(name), SECTIONS)}"))
         elif isinstance(section, str):
             data[name] = {"system" if name == "model" else "kind": section}
         elif not isinstance(section, dict):
             problems.append((name, f"must be a mapping, but {section!r} was given."))
-    return data
+    return {name: section for name, section in data.items() if name in SECTIONS}
 
 
 def _apply(data: dict[str, Any], text: str, number: int, places: dict[str, str]) -> None:
@@ -223,8 +223,14 @@ def _read_section(
     try:
         recipe.build()
     except UsageError as error:
-        problems.append((name, str(error)))
+        problems.append((_named(name, str(error)), str(error)))
     return recipe
+
+
+def _named(path: str, text: str) -> str:
+    """The dotted path that an error speaks of, if it begins with one: 'train.steps must be ...'."""
+    first = text.split(" ", 1)[0].rstrip(":")
+    return first if first.startswith(f"{path}.") else path
 
 
 def _found(value: Any, folder: Path | None) -> Any:
@@ -243,14 +249,14 @@ def _found(value: Any, folder: Path | None) -> Any:
 
 def _check_model(data: Any, has_task: bool, problems: list[Problem], places: dict[str, str]) -> None:
     """Build the model without weights, with stand-ins for what the task will say: mistakes show at once."""
-    import torch
+    from regard.blank import blank
 
     before = len(problems)
     recipe = _read_model(data, None if has_task else {}, problems, places)
     if recipe is None or len(problems) > before:
         return
     try:
-        with torch.device("meta"):
+        with blank():
             recipe.build()
     except SpecError as error:
         problems.extend((f"model.{path}" if path else "model", text) for path, text in error.problems)
@@ -362,12 +368,14 @@ def _check_sizes(data: Any, path: str, problems: list[Problem]) -> None:
         at, most = f"{path}.{key}", LARGEST.get(str(key).rpartition(".")[2])
         if isinstance(value, dict | list):
             _check_sizes(value, at, problems)
-        elif most is not None and isinstance(value, int | float) and value > most:
-            problems.append((at, f"must be at most {most:,}, but {value:,} was given."))
+        elif most is not None and isinstance(value, int | float) and not 1 <= value <= most:
+            problems.append((at, f"must be from 1 to {most:,}, but {value:,} was given."))
 
 
 def _place(path: str, places: Mapping[str, str]) -> str:
     """Where a path was written: its own line or override, or that of the nearest thing around it."""
+    if places.get(f"{path}.kind", "").startswith("override"):
+        return places[f"{path}.kind"]  # the kind is what makes a part what it is
     while path and path not in places:
         path = path.rpartition(".")[0]
     return places.get(path, "")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from regard.blank import blank
 from regard.cost import cache_bytes, cost, cost_of, parameters
 from regard.model import Decoder, EncoderDecoder
 from regard.nn.pattern import Window
@@ -24,13 +25,13 @@ KNOWN = [
 
 @pytest.mark.parametrize(("system", "size", "count"), KNOWN)
 def test_parameters_of_known_models(system: str, size: str, count: int) -> None:
-    with torch.device("meta"):
+    with blank():
         assert parameters(regard.system(system, size=size).build()).total == count
 
 
 def test_gemma_cache_is_one_and_a_third_gib() -> None:
     """FACTS, error 14: 2 x 4096 x 8 x 256 x 42 x 2 bytes, not heads times the whole width."""
-    with torch.device("meta"):
+    with blank():
         model = regard.system("llama", size="gemma2-9b").build()
     [(formula, found)] = cache_bytes(model, 1, 4096)
     assert found == 2 * 4096 * 8 * 256 * 42 * 2 and found / 2**30 == 1.3125
