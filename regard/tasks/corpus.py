@@ -59,6 +59,7 @@ class Corpus(Task):
         self.length: int | None = None
         self.streams: dict[Split, Shards] = {}
         self.bytes: dict[Split, int] = {}
+        self._digest: str | None = None
 
     @property
     def specials(self) -> list[str]:
@@ -68,6 +69,7 @@ class Corpus(Task):
 
     def prepare(self, folder: Path | None = None) -> None:
         """Train the tokens on the train split alone; write each split as shards, unless they are there."""
+        self._digest = None
         self.tokens = settle_tokens(
             folder, self.recipe, lambda: self._fit_on("train"), self.specials, self.marks
         )
@@ -84,8 +86,10 @@ class Corpus(Task):
 
     def data_digest(self) -> str:
         """The sha256 over the files and how they are divided."""
-        files = digest_of_files(path for paths in self.sources.values() for path in paths)
-        return digest_of_texts([files, str(self.share), self.document])
+        if self._digest is None:  # once: reading a large corpus takes a while
+            files = digest_of_files(path for paths in self.sources.values() for path in paths)
+            self._digest = digest_of_texts([files, str(self.share), self.document])
+        return self._digest
 
     def pieces(self, split: Split) -> Iterator[tuple[str, bool]]:
         """The text of a split in pieces that fit in memory, each with whether a document ends after it."""
@@ -159,11 +163,24 @@ class Corpus(Task):
             yield text.removesuffix("\n") if self.document == "line" else text
 
     def _encoded(self, split: Split, count: dict[str, int]) -> Iterator[list[int]]:
-        end = [self.tokens.id(self.end)] if self.end in self.specials else []
+        end, lines = [self.tokens.id(self.end)] if self.end in self.specials else [], 0
         for text, ends in self.pieces(split):
+            ids = self._encode(text.removesuffix("\n") if self.document == "line" else text, split, lines)
             count["bytes"] += len(text.encode())
-            ids = self.tokens.encode(text.removesuffix("\n") if self.document == "line" else text)
+            lines += text.count("\n")
             yield ids + end if ends else ids
+
+    def _encode(self, text: str, split: Split, lines: int) -> list[int]:
+        """The ids of a piece of text; a character without a token is refused with its line in the split."""
+        try:
+            return self.tokens.encode(text)
+        except DataError:
+            for number, line in enumerate(text.split("\n"), lines + 1):
+                try:
+                    self.tokens.encode(line)
+                except DataError as error:
+                    raise DataError(f"the {split} split, line {number}: {error}") from None
+            raise
 
     def _open(self, split: Split, folder: Path) -> None:
         """Shards of the same text and the same tokens are used again; others are written anew."""

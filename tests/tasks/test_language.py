@@ -165,6 +165,13 @@ def test_shards_and_tokens_are_used_again(text: Path, tmp_path: Path) -> None:
     assert len(three.stream("train")) > len(one.stream("train")) and three.data_digest() != digest
 
 
+def test_a_character_without_a_token_is_refused_with_its_line(text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("the cat\nthe z cat\n")
+    with pytest.raises(DataError, match=r"valid split, line 2: .*'z'"):
+        Language(str(text), valid=str(other), tokens=of(Chars)).prepare()
+
+
 def test_lines_as_documents_end_with_eos(text: Path) -> None:
     task = Language(str(text), tokens=of(Words), document="line", window=8)
     task.prepare()
