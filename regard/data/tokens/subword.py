@@ -25,9 +25,9 @@ SPACE = "\u2581"
 class Subword(Codec):
     """A tokenizer.json with the ids of its special tokens. `source` is the file, byte for byte."""
 
-    def __init__(self, source: bytes, names: dict[str, int]) -> None:
+    def __init__(self, source: bytes, names: dict[str, int], engine: Tokenizer | None = None) -> None:
         self.source = source
-        self.engine = guard(lambda: Tokenizer.from_str(source.decode()))
+        self.engine = engine or guard(lambda: Tokenizer.from_str(source.decode()))
         self.engine.encode_special_tokens = True  # that is: as text, like everything else
         self.engine.no_truncation()
         self.engine.no_padding()
@@ -75,10 +75,14 @@ class Subword(Codec):
         ids: list[int] = []
         for token, (start, stop) in zip(found.ids, found.offsets, strict=True):
             name = names.get(token)
-            if name is None or (token == self.unknown and text[start:stop].strip() != name):
+            if name is None:
                 ids.append(token)
-            else:
-                ids += self._letters(name)
+                continue
+            # One unknown token may stand for several letters, and for its own name, written once or more.
+            parts = text[start:stop].split(name) if token == self.unknown else ["", ""]
+            for n, part in enumerate(parts):
+                ids += self._letters(name) if n else []
+                ids += [token] if part.strip() else []
         return ids
 
     def _letters(self, name: str) -> list[int]:
@@ -156,14 +160,15 @@ def extend(source: bytes, specials: Sequence[str], last: int) -> Subword:
         engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in new])
         source = engine.to_str().encode()
     vocabulary = engine.get_vocab()
-    return Subword(source, {name: vocabulary[name] for name in dict.fromkeys((*specials, *sentinels, *own))})
+    names = {name: vocabulary[name] for name in dict.fromkeys((*specials, *sentinels, *own))}
+    return Subword(source, names, engine)
 
 
 def guard(make: Callable[[], Tokenizer]) -> Tokenizer:
     """Whatever the library says about a file that is no tokenizer, as one DataError."""
     try:
         return make()
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (DataError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic on the other side of the fence is no Exception
         raise DataError(f"this is no tokenizer that can be read: {str(error)[:200]}.") from None
@@ -198,9 +203,9 @@ def existing(file: str, kind: str, lower: bool, parts: Callable[[Path], Tokenize
     path = path / "tokenizer.json" if (path / "tokenizer.json").is_file() else path
     try:
         about = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
-        if "model" in about:
+        if isinstance(about.get("model"), dict):
             if about["model"]["type"] != kind:
-                raise DataError(f"{path}: the model must be {kind}, but is {about['model']['type']}.")
+                raise DataError(f"the model must be {kind}, but is {about['model']['type']}.")
             engine = guard(lambda: Tokenizer.from_file(str(path)))
         else:
             engine = guard(lambda: parts(path))
@@ -210,7 +215,7 @@ def existing(file: str, kind: str, lower: bool, parts: Callable[[Path], Tokenize
         return str(engine.to_str()).encode()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: this is no tokenizer that can be read: {error}.") from None
 
 
@@ -222,7 +227,16 @@ def _letters_of_bytes() -> dict[int, str]:
 
 
 BYTE_TO_LETTER = _letters_of_bytes()
-LETTER_TO_BYTE = {letter: byte for byte, letter in BYTE_TO_LETTER.items()}
+LETTER_TO_BYTE = {ord(letter): byte for byte, letter in BYTE_TO_LETTER.items()}
+
+
+def _bytes(piece: str) -> bytes:
+    try:
+        return piece.translate(LETTER_TO_BYTE).encode("latin-1")
+    except UnicodeEncodeError:
+        raise DataError(
+            f"the pieces of a byte-level tokenizer must stand for bytes, but {piece!r} does not."
+        ) from None
 
 
 def _style(about: dict[str, Any]) -> str:
@@ -248,7 +262,7 @@ def _table(vocabulary: dict[str, int], about: dict[str, Any], style: str, size: 
         if piece in added or style == "words":
             table[number] = piece.encode()
         elif style == "bytes":
-            table[number] = bytes(LETTER_TO_BYTE[letter] for letter in piece)
+            table[number] = _bytes(piece)
         elif fallback and len(piece) == 6 and piece.startswith("<0x"):
             table[number] = bytes.fromhex(piece[3:5])
         else:
