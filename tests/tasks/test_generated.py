@@ -125,22 +125,3 @@ def test_dates_answers_in_order_and_digest(tmp_path: Path) -> None:
     assert task.data_digest() == Dates().data_digest()
     with pytest.raises(UsageError, match="at least 48"):
         small(task, "vanilla", length=20)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("position", [True, False])
-def test_reversal_needs_positions(position: bool) -> None:
-    """The reverse recipe in small: at least 95 % with positions, at most 5 % without (FACTS section 3)."""
-    import regard
-    from regard.nn.position import Sinusoidal
-    from regard.spec import of
-
-    task = Algorithms("reverse", symbols=20, shortest=5, longest=12, tests=300)
-    task.prepare()
-    where = of(Sinusoidal) if position else None
-    size = {"width": 64, "heads": 4, "layers": 2, "length": 32, "hidden": 256, "dropout": 0.0, "order": "pre"}
-    model = regard.build(regard.system("vanilla", position=where, **task.needs(), **size))
-    task.fit_to(model.dims)
-    learn(task, model, 1500, 2e-3)
-    exact = float(task.evaluate(model, "test")["exact"])
-    assert exact >= 0.95 if position else exact <= 0.05
