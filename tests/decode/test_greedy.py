@@ -183,3 +183,11 @@ def test_dropout_is_off_while_writing_and_back_on_afterwards(make: Make) -> None
     for one, other in zip(asked.answers(Rules(length=6)), calm, strict=True):
         same(one[0], other[0])
     assert all(module.training for module in asked.model.modules())
+
+
+@pytest.mark.parametrize("system", ["vanilla", "t5"])
+def test_an_encoder_decoder_may_be_given_a_beginning(make: Make) -> None:
+    asked = make(count=4)
+    asked.prompts = [[START, *[4 + number] * number] for number in range(4)]
+    for number, found in enumerate(asked.answers(Rules(length=7))):
+        same(found[0], slow(asked, number, Rules(length=7)))
