@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regard.data.text import read_lines, write_lines
+from regard.data.text import LONGEST, Lines, read_lines, write_lines
 from regard.errors import DataError, UsageError
 from regard.loaded import Loaded, Side, load
 
@@ -33,7 +33,7 @@ def answer(
     loaded = load(run)
     loaded.rules(rules)  # wrong options are refused before anything is read
     where = str(file) if file else "input" if inputs else "standard input"
-    given: Iterable[str] = inputs or (read_lines(file) if file else stdin_lines())
+    given: Iterable[str] = inputs or (read_lines(file) if file else StandardInput())
     lines = answers(loaded, given, rules, truncate, as_json, where, one_line=not inputs)
     if out:
         write_lines(out, lines)
@@ -98,20 +98,16 @@ def score_files(run: Path, inputs: Path, outputs: Path) -> list[float]:
     return load(run).score(asked, answered)
 
 
-def stdin_lines() -> Iterator[str]:
-    """Lines of standard input by the same rules as a file: LF only, strict UTF-8."""
-    for number, raw in enumerate(sys.stdin.buffer, 1):
-        line = raw.removesuffix(b"\n").removesuffix(b"\r")
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if b"\0" in line:
-            raise DataError(f"standard input:{number}:{line.index(0) + 1}: a NUL byte is no text.")
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"standard input:{number}:{error.start + 1}: byte 0x{line[error.start]:02x} is no UTF-8."
-            ) from None
+class StandardInput(Lines):
+    """Lines of standard input by the same rules as those of a file."""
+
+    def __init__(self) -> None:
+        super().__init__("standard input")
+
+    def _read(self) -> Generator[str]:
+        while line := sys.stdin.buffer.readline(LONGEST + 2):
+            self.number += 1
+            yield self._text(line)
 
 
 def _json(data: Any) -> str:

@@ -119,14 +119,14 @@ def load(path: str | Path) -> Loaded:
         raise UsageError(
             f"{folder} is no folder; give a run folder, such as runs/demo-dates, or a model folder."
         )
-    if (folder / "config.yaml").is_file():
-        return _load_run(folder)
-    if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
-        return Loaded(load_model(folder), _tokens(folder), None, folder)
     if (folder / "manifest.json").is_file():
         raise UsageError(
             f"{folder} is a checkpoint inside a run; give the run folder {folder.parent.parent}."
         )
+    if (folder / "config.yaml").is_file():
+        return _load_run(folder)
+    if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
+        return Loaded(load_model(folder), _tokens(folder), None, folder)
     raise UsageError(
         f"{folder} is neither a run (it has no config.yaml) nor a saved model (it has no config.json)."
     )
