@@ -11,8 +11,9 @@ import math
 import os
 import time
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -31,7 +32,7 @@ class Log:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._live = Live(self._console, steps) if folder and self._console.is_terminal else None
         self._board = Board(folder / "tensorboard") if folder and tensorboard else None
-        self._files: dict[str, IO[bytes]] = {}
+        self._files: dict[str, FileIO] = {}
         self._shown = self._written = (-math.inf, 0)
 
     def __enter__(self) -> Log:
@@ -39,7 +40,7 @@ class Log:
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 for name in ("metrics.jsonl", "events.jsonl", "log.txt"):
-                    self._files[name] = (self.folder / name).open("ab")
+                    self._files[name] = (self.folder / name).open("ab", buffering=0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,8 +54,9 @@ class Log:
     def _write(self, name: str, text: str) -> None:
         if self.folder:
             with writing(self.folder / name):
-                self._files[name].write(text.encode() + b"\n")
-                self._files[name].flush()
+                rest = text.encode() + b"\n"
+                while rest:  # a disk that fills up takes a part first and refuses then
+                    rest = rest[self._files[name].write(rest) or 0 :]
 
     def metrics(self, figures: dict[str, Any]) -> None:
         """One line of exact figures; they must hold no time."""

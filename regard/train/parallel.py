@@ -8,7 +8,7 @@ weights in every process; FSDP2 (`train.shard`) keeps 1/N of them and gathers a 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
@@ -141,6 +138,9 @@ def spread(objective: Objective, group: Group, shard: bool, blocks: Iterable[nn.
         return objective
     if not shard:
         return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # a second of imports, for those who need it
+
     mesh = init_device_mesh(group.device.type, (group.world,))
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -150,20 +150,25 @@ def spread(objective: Objective, group: Group, shard: bool, blocks: Iterable[nn.
 
 def adding(objective: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """Around a part's forward and backward: only the last part of a step exchanges gradients."""
-    if isinstance(objective, FSDPModule):
-        objective.set_requires_gradient_sync(last)
-    elif isinstance(objective, DistributedDataParallel) and not last:
+    if isinstance(objective, DistributedDataParallel) and not last:
         return objective.no_sync()
+    told: Callable[[bool], None] | None = getattr(objective, "set_requires_gradient_sync", None)
+    if told:  # given to it by fully_shard
+        told(last)
     return nullcontext()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of one that may be split over processes. All of them must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """The full tensor of one that may be split over processes (a DTensor). All of them must ask."""
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return gather() if gather else tensor
 
 
 def like(full: Tensor, example: Tensor) -> Tensor:
     """A full tensor, split in the same way as another of its shape."""
-    if isinstance(example, DTensor) and full.shape == example.shape:
-        return distribute_tensor(full.to(example.device), example.device_mesh, example.placements)
-    return full
+    if not hasattr(example, "placements") or full.shape != example.shape:
+        return full
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(example, DTensor)
+    return distribute_tensor(full.to(example.device), example.device_mesh, example.placements)

@@ -178,8 +178,12 @@ class Session:
         return value > best if self.task.better == "max" else value < best
 
     def whole_model(self) -> Model:
-        """What is evaluated: the model itself, or a copy if it is split over processes or averaged."""
-        if self.ema is None and not self.training.compile and not (self.training.shard and self.group.world > 1):
+        """What is evaluated: the model itself, or a copy if it is split, averaged or compiled."""
+        if (
+            self.ema is None
+            and not self.training.compile
+            and not (self.training.shard and self.group.world > 1)
+        ):
             return self.model
         taken = take(self.ema.weights if self.ema else weights(self.model), keep=self.group.first)
         if not self.group.first:

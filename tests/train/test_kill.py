@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -14,24 +15,52 @@ from pathlib import Path
 
 import pytest
 
+from regard.errors import UsageError
 from regard.train import checkpoint
+from regard.train.disk import locked
 from tests.train.compare import assert_same
-from tests.train.toy import environment, go
+from tests.train.toy import environment, go, main
 
-OPTIONS = {"steps": 60, "save_every": 5, "evaluate_every": 12, "log_every": 4, "ema": 0.9, "schedule": "cosine"}
-
-
-def start(out: Path, *more: str, options: dict[str, object] | None = None) -> subprocess.Popen[bytes]:
-    """The toy training as a process of its own."""
-    command = [sys.executable, "-m", "tests.train.toy", str(out), json.dumps(options or OPTIONS), *more]
-    root = Path(__file__).parents[2]
-    return subprocess.Popen(command, cwd=root, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+OPTIONS = {"steps": 60, "save_every": 5, "evaluate_every": 12, "log_every": 4, "ema": 0.9}
+OPTIONS |= {"schedule": "cosine"}
+FORKS = multiprocessing.get_context("forkserver")  # torch is imported once, not by every child
+FORKS.set_forkserver_preload(["tests.train.toy"])
 
 
-def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+def child(arguments: list[str], said: Path) -> None:
+    """What runs in a process of its own."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.exit(main(arguments))
+
+
+class Child:
+    """The toy training in a process of its own."""
+
+    def __init__(self, out: Path, *more: str, options: dict[str, object] | None = None) -> None:
+        self.file = out.with_suffix(f".{time.monotonic_ns()}")
+        arguments = [str(out), json.dumps(options or OPTIONS), *more]
+        self.process = FORKS.Process(target=child, args=(arguments, self.file))
+        self.process.start()
+
+    def alive(self) -> bool:
+        """Is it still running?"""
+        return self.process.is_alive()
+
+    def end(self, number: int | None = None) -> tuple[int | None, str]:
+        """Send a signal, if one is given, and wait: the exit code and what it said."""
+        if number is not None and self.process.pid:
+            os.kill(self.process.pid, number)
+        self.process.join(60)
+        return self.process.exitcode, self.file.read_text() if self.file.exists() else ""
+
+
+def wait_for_step(out: Path, step: int, process: Child) -> None:
     """Until the metrics speak of a step (or the process has ended)."""
     deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
+    while process.alive() and time.monotonic() < deadline:
         try:
             lines = (out / "metrics.jsonl").read_text().splitlines()
             if lines and json.loads(lines[-1])["step"] >= step:
@@ -42,19 +71,16 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> Non
 
 
 def killed_run(out: Path, kills: int, seed: int) -> int:
-    """Train to the end through several SIGKILLs at random moments of the run; returns how many hit it alive."""
+    """Train to the end through SIGKILLs at random moments; returns how many of them hit it alive."""
     chance, hits, position = random.Random(seed), 0, 0
     for _ in range(kills):
-        process = start(out, "--resume", "--slow", "0.02")
+        process = Child(out, "--resume", "--slow", "0.02")
         position = min(position + chance.randrange(0, 2 * 60 // kills), 52)
         wait_for_step(out, position, process)
         time.sleep(chance.random() * 0.2)
-        hits += process.poll() is None
-        process.kill()
-        process.communicate()
-    process = start(out, "--resume")
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said.decode()
+        hits += process.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    code, said = Child(out, "--resume").end()
+    assert code == 0, said
     return hits
 
 
@@ -87,7 +113,9 @@ def test_killed_at_every_system_call_of_a_save(tmp_path: Path, call: str) -> Non
         inject += ["-e", f"inject={call}:signal=KILL:when={number}"]
         command = [sys.executable, "-m", "tests.train.toy", str(out), json.dumps(options), "--resume"]
         root = Path(__file__).parents[2]
-        done = subprocess.run([*inject, *command], cwd=root, env=environment(), capture_output=True, check=False)
+        done = subprocess.run(
+            [*inject, *command], cwd=root, env=environment(), capture_output=True, check=False
+        )
         go(out, resume=True, **options)
         assert_same(tmp_path / "whole", out)
         assert not list((out / "checkpoints").glob(".tmp-*"))
@@ -99,12 +127,11 @@ def test_killed_at_every_system_call_of_a_save(tmp_path: Path, call: str) -> Non
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_leaves_with_its_code(tmp_path: Path, number: int, code: int) -> None:
     options = {**OPTIONS, "save_every": 1000, "evaluate_every": 1000}
-    process = start(tmp_path / "run", "--slow", "0.05", options=options)
+    process = Child(tmp_path / "run", "--slow", "0.02", options=options)
     wait_for_step(tmp_path / "run", 8, process)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == code, said.decode()
-    assert "Stopped: stopped at step" in said.decode() and "--resume" in said.decode()
+    left, said = process.end(number)
+    assert left == code, said
+    assert "Stopped: stopped at step" in said and "--resume" in said
     (step,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
     assert 8 <= step < 60
     go(tmp_path / "run", resume=True, **options)
@@ -113,22 +140,17 @@ def test_a_signal_saves_and_leaves_with_its_code(tmp_path: Path, number: int, co
 
 
 def test_a_second_process_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
-    first = start(tmp_path / "run", "--slow", "0.1")
+    first = Child(tmp_path / "run", "--slow", "0.1")
     wait_for_step(tmp_path / "run", 1, first)
-    second = start(tmp_path / "run", "--resume")
-    _, said = second.communicate(timeout=60)
-    assert second.returncode == 2
-    assert f"is being written by another process (pid {first.pid})" in said.decode()
-    assert first.poll() is None
-    first.kill()
-    first.communicate()
+    code, said = Child(tmp_path / "run", "--resume").end()
+    assert code == 2
+    assert f"is being written by another process (pid {first.process.pid})" in said
+    assert first.alive()
+    first.end(signal.SIGKILL)
     go(tmp_path / "run", resume=True, **{**OPTIONS, "steps": 10})
 
 
 def test_the_lock_names_its_holder_even_in_one_process(tmp_path: Path) -> None:
-    from regard.errors import UsageError
-    from regard.train.disk import locked
-
     with locked(tmp_path), pytest.raises(UsageError, match=f"pid {os.getpid()}"), locked(tmp_path):
         pass
     with locked(tmp_path):

@@ -55,7 +55,9 @@ def test_cosine_table() -> None:
     table = {1: 0.01, 50: 0.5, 100: 1.0, 600: 0.55, 1100: 0.1}
     for t, factor in table.items():
         assert schedule.factor(t, 1100) == pytest.approx(factor, rel=1e-12)
-    assert schedule.factor(350, 1100) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)), rel=1e-12)
+    assert schedule.factor(350, 1100) == pytest.approx(
+        0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)), rel=1e-12
+    )
 
 
 def test_linear_table() -> None:

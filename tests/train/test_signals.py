@@ -35,7 +35,7 @@ def test_work_that_can_be_done_again_is_interrupted_at_once() -> None:
 
 
 def test_interrupted_in_an_evaluation_it_is_done_again(tmp_path: Path) -> None:
-    """The signal comes while step 6 is evaluated: saved without it, evaluated after resuming, same metrics."""
+    """The signal comes while step 6 is evaluated: saved without it, evaluated after resuming."""
 
     class Interruptible(Counting):
         def evaluate(self, model: Any, split: str, limit: int | None = None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""A tiny real training for the tests: gpt on noisy counting, a second for a few hundred steps; also a program.
+"""A tiny real training for the tests: gpt on noisy counting, a hundred steps a second; also a program.
 
-    python -m tests.train.toy OUT '{"steps": 60, "save_every": 7}' [--resume] [--slow 0.01] [--poison 5]
+python -m tests.train.toy OUT '{"steps": 60, "save_every": 7}' [--resume] [--slow 0.01] [--poison 5]
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Tokens:
 
 
 class Counting:
-    """Rows that count upwards modulo VOCAB from a random start, some tokens replaced: of different lengths."""
+    """Rows of several lengths that count upwards modulo VOCAB from a random start, with some noise."""
 
     metric, better, limit = "loss", "min", None
 
@@ -83,7 +83,9 @@ class Counting:
             made.append(np.where(noise, random.integers(VOCAB, size=len(row)), row).tolist())
         return made
 
-    def batches(self, split: str, tokens: int | None = None, size: int | None = None, seed: int = 0) -> Batches:
+    def batches(
+        self, split: str, tokens: int | None = None, size: int | None = None, seed: int = 0
+    ) -> Batches:
         """Rows of a split."""
 
         def make(numbers: Any, epoch: int) -> Batch:
@@ -91,7 +93,9 @@ class Counting:
             tensors = {"ids": pad([r[:-1] for r in rows]), "target": pad([r[1:] for r in rows])}
             return Batch([int(n) for n in numbers], tensors, sum(len(r) - 1 for r in rows))
 
-        return Batches(SAMPLES if split == "train" else 8, make, size=size or 8, seed=seed, shuffle=split == "train")
+        return Batches(
+            SAMPLES if split == "train" else 8, make, size=size or 8, seed=seed, shuffle=split == "train"
+        )
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Next token, summed."""
@@ -126,7 +130,7 @@ def training(**options: Any) -> Training:
 
 
 def go(out: Path, task: Counting | None = None, model: Recipe[Any] | None = None, **options: Any) -> Summary:
-    """Train in this process; `resume` and `allow_changed` go to train, the rest are options of the training."""
+    """Train in this process; `resume`, `allow_changed` and `config` go to train, the rest to Training."""
     how = {name: options.pop(name) for name in ("resume", "allow_changed", "config") if name in options}
     return train(model or recipe(), task or Counting(), training(**options), out, **how)  # type: ignore[arg-type]
 
@@ -137,7 +141,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "GLOO_SOCKET_IFNAME": "lo", **more}
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """The same from a command line, with exit codes as `regard train` has them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -147,7 +151,7 @@ def main() -> int:
     parser.add_argument("--poison", type=int, default=-1)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--width", type=int, default=16)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     task = Counting(slow=given.slow, poison=lambda call: call == given.poison)
     model = recipe(dropout=given.dropout, width=given.width)
     try:
