@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.decode.rules import Rules
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
-from regard.nn.cache import Kept
 from regard.nn.context import places
 
 
@@ -62,9 +61,7 @@ class Session:
         """
         if torch.equal(index_N, torch.arange(len(index_N), device=index_N.device)):
             return
-        for slot in self.cache.slots.values():
-            if not isinstance(slot, Kept):
-                slot.pick(index_N)
+        self.cache.reorder(index_N, within=True)
 
     def repeat(self, times: int) -> None:
         """Every row several times, one after the other."""

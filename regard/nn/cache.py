@@ -38,9 +38,12 @@ class Cache:
     @property
     def next_B(self) -> Tensor:
         """The position that the next token of each row will have."""
-        if self._pos_BM is None:
+        return self._next(self.length)
+
+    def _next(self, length: int) -> Tensor:
+        if self._pos_BM is None or not length:
             return torch.zeros(self.batch, dtype=torch.long)
-        return (self._pos_BM[:, : self.length].amax(1) + 1).expand(self.batch)
+        return (self._pos_BM[:, :length].amax(1) + 1).expand(self.batch)
 
     def begin(self, pos_BL: Tensor, plain: bool) -> None:
         """A model call starts: its tokens stand at `pos_BL`; called by the model, before its stack runs."""
@@ -78,7 +81,7 @@ class Cache:
         """
         slot = self.slots.get(path)
         if slot is None:
-            slot = self.slots[path] = Every(self) if reach is None else Ring(self, reach + self.spare)
+            slot = self.slots[path] = Every(self) if reach is None else Ring(self, reach)
         assert isinstance(slot, Every | Ring)
         return slot.extend(k_BGMK, v_BGMK)
 
@@ -104,10 +107,17 @@ class Cache:
         self.slots[path] = Swapped((both_BMD[:, max(0, both_BMD.shape[1] - keep) :].detach(),))
         return old_BMD
 
-    def reorder(self, index_N: Tensor) -> None:
-        """Keep these rows, in this order: beams that survive, requests that go on. May also repeat rows."""
+    def reorder(self, index_N: Tensor, within: bool = False) -> None:
+        """Keep these rows, in this order: beams that survive, requests that go on. May also repeat rows.
+
+        `within`: each row is replaced by one with the same prompt and source, so that what was computed once
+        from the source, and where tokens stand, is the same and need not move.
+        """
         for slot in self.slots.values():
-            slot.pick(index_N)
+            if not (within and isinstance(slot, Kept)):
+                slot.pick(index_N)
+        if within:
+            return
         if self._pos_BM is not None and self._pos_BM.shape[0] > 1:
             self._pos_BM = self._pos_BM.index_select(0, index_N)
         if self.memory is not None:
@@ -116,15 +126,17 @@ class Cache:
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` columns, as if they had never been fed."""
-        if count > self.length:
+        if not 0 <= count <= self.length:
             raise UsageError(f"At most {self.length} columns can be taken back, but {count} were asked for.")
-        assert self._pos_BM is not None or count == 0
         if not count or self._pos_BM is None:
             return
+        next_B = self._next(self.length - count).to(self._pos_BM.device)
+        for path, slot in self.slots.items():  # refuse before anything is changed
+            slot.check(next_B, path)
         self.length -= count
         self._pos_BM[:, self.length :] = -1
-        for path, slot in self.slots.items():
-            slot.rollback(count, path)
+        for slot in self.slots.values():
+            slot.rollback(next_B)
 
     @property
     def nbytes(self) -> int:
@@ -141,9 +153,12 @@ class Slot:
         """Keep these rows, in this order."""
         self.state = tuple(t.index_select(0, index_N) for t in self.state)
 
-    def rollback(self, count: int, path: str) -> None:
-        """Forget the last `count` columns."""
+    def check(self, next_B: Tensor, path: str) -> None:
+        """Refuse, if it cannot go back to where the next positions are these."""
         raise UsageError(f"The state at {path!r} cannot be taken back: it keeps no history.")
+
+    def rollback(self, next_B: Tensor) -> None:
+        """Go back to where the next positions are these."""
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +172,7 @@ class Kept(Slot):
     def __init__(self, state: tuple[Tensor, ...]) -> None:
         self.state = state
 
-    def rollback(self, count: int, path: str) -> None:
+    def check(self, next_B: Tensor, path: str) -> None:
         """It does not depend on the tokens."""
 
 
@@ -173,6 +188,19 @@ class Every(Slot):
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
+        self.other: tuple[Tensor, ...] = ()  # rows are moved from one pair of buffers to the other
+
+    def pick(self, index_N: Tensor) -> None:
+        """Keep these rows, in this order; columns not yet written are not moved."""
+        if any(t.requires_grad for t in self.state):  # `out=` below has no gradient
+            return super().pick(index_N)
+        used = self.state[0].shape[2] if self.cache.capacity is not None else self.cache.length
+        shape = (len(index_N), *self.state[0].shape[1:])
+        if not self.other or self.other[0].shape != shape:
+            self.other = tuple(t.new_zeros(shape) for t in self.state)
+        for old, new in zip(self.state, self.other, strict=True):
+            torch.index_select(old[:, :, :used], 0, index_N, out=new[:, :, :used])
+        self.state, self.other = self.other, self.state if self.state[0].shape == shape else ()
 
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Write the new columns; return all that are in use (or all there are, if static)."""
@@ -188,8 +216,8 @@ class Every(Slot):
         assert self.cache.seen_BM is not None
         return k, v, self.cache.seen_BM
 
-    def rollback(self, count: int, path: str) -> None:
-        """Nothing to do: the cache's own positions say what is there."""
+    def check(self, next_B: Tensor, path: str) -> None:
+        """Nothing is ever lost: the cache's own positions say what is there."""
 
     @property
     def nbytes(self) -> int:
@@ -199,13 +227,15 @@ class Every(Slot):
 
 
 class Ring(Slot):
-    """The last `size` keys of each row: the key at position p stands in column p mod size.
+    """The keys within reach of each row, and some to spare: the key at position p stands in column p mod size.
 
     One more column takes what is padded and is never seen.
     """
 
-    def __init__(self, cache: Cache, size: int) -> None:
-        self.cache, self.size = cache, size if cache.capacity is None else min(size, cache.capacity)
+    def __init__(self, cache: Cache, reach: int) -> None:
+        self.cache, self.reach, self.size = cache, reach, reach + cache.spare
+        if cache.capacity is not None:
+            self.size = min(self.size, cache.capacity)
         self.pos_BM: Tensor | None = None
 
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -248,15 +278,22 @@ class Ring(Slot):
         if self.pos_BM is not None:
             self.pos_BM = self.pos_BM.index_select(0, index_N)
 
-    def rollback(self, count: int, path: str) -> None:
-        """Forget positions at or beyond the next one; refused where what they overwrote is needed again."""
+    def check(self, next_B: Tensor, path: str) -> None:
+        """Refuse, if a key that would be seen again has been overwritten."""
         assert self.pos_BM is not None
-        if count > self.cache.spare:
+        next_B1 = next_B[:, None]
+        first_B1 = (next_B1 - self.reach + 1).clamp(min=0)
+        held_B1 = ((self.pos_BM >= first_B1) & (self.pos_BM < next_B1)).sum(1, keepdim=True)
+        if bool((held_B1 < next_B1 - first_B1).any()):
             raise UsageError(
-                f"At most {self.cache.spare} tokens can be taken back behind the window at {path!r}, "
-                f"but {count} were asked for; make the cache with a larger `spare`."
+                f"The window at {path!r} has let go of keys that would be needed again, with {self.cache.spare} "
+                "to spare; make the cache with a larger `spare`, the most that is ever taken back."
             )
-        self.pos_BM.masked_fill_(self.pos_BM >= self.cache.next_B.to(self.pos_BM.device)[:, None], -1)
+
+    def rollback(self, next_B: Tensor) -> None:
+        """Forget positions at or beyond the next one."""
+        assert self.pos_BM is not None
+        self.pos_BM.masked_fill_(self.pos_BM >= next_B[:, None], -1)
 
     @property
     def nbytes(self) -> int:
