@@ -93,6 +93,11 @@ def test_shuffled_epochs_differ_in_order_and_in_company() -> None:
         assert [b.tolist() for b in batches.plan(2)] != [b.tolist() for b in CASES[case]().plan(2)]
 
 
+def test_samples_of_one_length_are_dealt_anew_each_epoch() -> None:
+    plans = [{frozenset(b.tolist()) for b in buckets(np.full(400, 9), 90, 0, epoch)} for epoch in range(5)]
+    assert len(set().union(*plans)) == 5 * 40
+
+
 def test_without_shuffle_every_epoch_is_the_same() -> None:
     assert Batches(5, make, size=2, shuffle=False).at(4).ids == [2, 3]
     batches = CASES["tokens in order"]()
