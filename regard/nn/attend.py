@@ -188,15 +188,16 @@ def _blockwise(
     (B, H, L, _), G = q_BHLK.shape, k_BGMK.shape[1]
     count = -(-L // BLOCK)
     blocks_NS = pattern.keys(BLOCK, count)
-    if blocks_NS is None:
-        raise UsageError(
-            f"The blockwise way needs a pattern that names its blocks, but {pattern!r} sees all of them."
-        )
+    if blocks_NS is None:  # all of them
+        blocks_NS = torch.arange(count).expand(count, count)
     short = count * BLOCK - L
     i = F.pad(j_BM.int(), (0, short), value=-1).unflatten(1, (count, BLOCK))  # (B or 1, N, block)
     q, k, v, raw = (_cut(t, count, short) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK))
     k, v = (gather(t, blocks_NS) for t in (k, v))  # (B, G, N, S*block, K)
     j = gather(i[:, None, ..., None], blocks_NS, empty=-1)[:, 0, ..., 0]  # (B or 1, N, S*block)
+    if ctx.prefix_B is not None:  # what a row says holds for each of its blocks
+        pattern = pattern.bind(ctx.but(prefix_B=ctx.prefix_B.repeat_interleave(count)))
+        i, j = i.expand(B, -1, -1), j.expand(B, -1, -1)
     allow = pattern(i.flatten(0, 1)[:, None, :, None], j.flatten(0, 1)[:, None, None, :])
     allow = allow & (j.flatten(0, 1)[:, None, None, :] >= 0)  # (B or 1 * N, H or 1, block, S*block)
     allow = allow.unflatten(0, (-1, count)).transpose(1, 2)  # (B or 1, H or 1, N, block, S*block)
@@ -254,14 +255,14 @@ def _flex(
     bias = _bias(position, raw_BHLK, j_BM, ctx)
 
     def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return pattern(i_BL[b, i], j_BM[b, j]) & (j_BM[b, j] >= 0)
+        return pattern.sees(b, h, i_BL[b, i], j_BM[b, j]) & (j_BM[b, j] >= 0)
 
     def add(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
         return s + bias[b % bias.shape[0], h, i, j]
 
     q, k = score.prepare(q_BHLK, k_BGMK)
-    allowed = create_block_mask(mask, B, None, L, M, device=str(q.device))
+    allowed = create_block_mask(mask, B, H if pattern.by_head else None, L, M, device=str(q.device))
     kernel = torch.compile(flex_attention) if q.is_cuda else flex_attention
     change, grouped = add if bias is not None else None, k.shape[1] != H
     y: Tensor = kernel(q, k, v_BGMK, change, allowed, score.scale_of(q), enable_gqa=grouped)

@@ -20,16 +20,22 @@ if TYPE_CHECKING:
 class Pattern:
     """A set of keys S_i for each query i.
 
-    causal  a query never sees what comes after it
-    reach   a query never sees a key that lies `reach` or more positions back; None: no such bound
+    causal   a query never sees what comes after it
+    reach    a query never sees a key that lies `reach` or more positions back; None: no such bound
+    by_head  heads differ in what they see
     """
 
     causal: bool = False
     reach: int | None = None
+    by_head: bool = False
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         """True where the query at position i may see the key at position j; i and j broadcast."""
         raise NotImplementedError
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The same for one query and one key, of row b and head h: what FlexAttention asks."""
+        return self(i, j)
 
     def amounts_to(self, length: int) -> Literal["causal", "full"] | None:
         """What this is when keys stand at 0 .. length - 1 and nothing is padded; None: needs a mask."""
@@ -84,6 +90,7 @@ class Joined(Pattern):
                 f"{type(self).__name__} must be given at least one pattern, but the list is empty."
             )
         self.patterns = patterns
+        self.by_head = any(p.by_head for p in patterns)
 
     def bind(self, ctx: Context) -> Pattern:
         """Each of them for this batch."""
@@ -105,6 +112,10 @@ class AllOf(Joined):
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         return reduce(torch.logical_and, (p(i, j) for p in self.patterns))
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """All of them."""
+        return reduce(torch.logical_and, (p.sees(b, h, i, j) for p in self.patterns))
 
     def keys(self, block: int, count: int) -> Tensor | None:
         """Those of the pattern that needs the fewest."""
@@ -139,6 +150,10 @@ class AnyOf(Either):
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         return reduce(torch.logical_or, (p(i, j) for p in self.patterns))
 
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Any of them."""
+        return reduce(torch.logical_or, (p.sees(b, h, i, j) for p in self.patterns))
+
 
 @part
 class PerHead(Either):
@@ -147,6 +162,10 @@ class PerHead(Either):
     def __init__(self, dims: Dims, patterns: list[Recipe[Pattern]]) -> None:
         super().__init__(dims, patterns)
         self.heads = dims.heads
+
+    def _set(self, patterns: list[Pattern]) -> None:
+        super()._set(patterns)
+        self.by_head = True
 
     @classmethod
     def join(cls, patterns: Sequence[Pattern]) -> Pattern:
@@ -165,3 +184,8 @@ class PerHead(Either):
         """(B, H, L, M) from positions (B, 1, L, 1) and (B, 1, 1, M)."""
         each = [self.patterns[h % len(self.patterns)](i, j) for h in range(self.heads)]
         return torch.cat(torch.broadcast_tensors(*each), 1)
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """By the pattern of head h."""
+        turns = ((h % len(self.patterns) == n, p.sees(b, h, i, j)) for n, p in enumerate(self.patterns))
+        return reduce(torch.logical_or, (mine & seen for mine, seen in turns))

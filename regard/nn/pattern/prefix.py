@@ -43,6 +43,12 @@ class Prefix(Pattern):
 class PerRow(Prefix):
     """A prefix whose length differs from row to row; equal only to itself."""
 
+    length: Tensor
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """With the prefix of row b."""
+        return (j <= i) | (j < self.length[b, 0, 0, 0])
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PerRow) and self.length is other.length
 
