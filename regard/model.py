@@ -49,30 +49,38 @@ class Model(nn.Module):
 
     def _context(self, ids_BL: Tensor, pos_BL: Tensor | None, cache: Cache | None) -> Context:
         """Where the tokens stand: as given, or going on where the cache stopped."""
-        length = ids_BL.shape[1]
+        _check_rows(ids_BL, cache)
+        start, length = 0 if cache is None else cache.length, ids_BL.shape[1]
         plain = pos_BL is None and (cache is None or cache.plain)
-        if pos_BL is None and cache is not None and not cache.plain:
-            pos_BL = cache.next_B.to(ids_BL.device)[:, None] + torch.arange(length, device=ids_BL.device)
+        if plain:
+            pos_BL = plain_places(start, length, ids_BL.device)
         elif pos_BL is None:
-            start = cache.length if cache is not None else 0
-            if self.limit is not None and start + length > self.limit:
+            assert cache is not None
+            pos_BL = cache.next_B.to(ids_BL.device)[:, None] + torch.arange(length, device=ids_BL.device)
+        assert pos_BL is not None
+        if self.limit is not None and start + length > self.limit:
+            needed = start + length if plain else int(pos_BL.max()) + 1  # padding needs no position
+            if needed > self.limit:
                 raise UsageError(
-                    f"The model holds {self.limit} positions, but {start + length} are needed; "
+                    f"The model holds {self.limit} positions, but {needed} are needed; "
                     "shorten the input, or train with a larger dims.length."
                 )
-            pos_BL = plain_places(start, length, ids_BL.device)
         if cache is not None:
-            if cache.batch != ids_BL.shape[0]:
-                raise UsageError(f"The cache holds {cache.batch} rows, but {ids_BL.shape[0]} were given.")
             cache.begin(pos_BL, plain)
         return Context(pos_BL, plain)
 
     @staticmethod
     def _find(ids_BL: Tensor, cache: Cache | None = None) -> Tensor | None:
-        """Positions of a batch that has padding; None where it has none."""
-        if torch.compiler.is_compiling() or not bool((ids_BL < 0).any()):
+        """Positions of a batch that has padding; None where it has none. A compiled graph cannot look."""
+        _check_rows(ids_BL, cache)
+        if not torch.compiler.is_compiling() and not bool((ids_BL < 0).any()):
             return None
         return places(ids_BL, None if cache is None else cache.next_B.to(ids_BL.device))
+
+
+def _check_rows(ids_BL: Tensor, cache: Cache | None) -> None:
+    if cache is not None and cache.batch != ids_BL.shape[0]:
+        raise UsageError(f"The cache holds {cache.batch} rows, but {ids_BL.shape[0]} were given.")
 
 
 @part

@@ -227,9 +227,9 @@ class Every(Slot):
 
 
 class Ring(Slot):
-    """The keys within reach of each row, and some to spare: the key at position p stands in column p mod size.
+    """The keys within reach of each row, and some to spare.
 
-    One more column takes what is padded and is never seen.
+    The key at position p stands in column p mod size. One more column takes what is padded and is never seen.
     """
 
     def __init__(self, cache: Cache, reach: int) -> None:
@@ -286,8 +286,8 @@ class Ring(Slot):
         held_B1 = ((self.pos_BM >= first_B1) & (self.pos_BM < next_B1)).sum(1, keepdim=True)
         if bool((held_B1 < next_B1 - first_B1).any()):
             raise UsageError(
-                f"The window at {path!r} has let go of keys that would be needed again, with {self.cache.spare} "
-                "to spare; make the cache with a larger `spare`, the most that is ever taken back."
+                f"The window at {path!r} has let go of keys that would be needed again: `spare`, "
+                f"the most that can be taken back, is {self.cache.spare}; make the cache with a larger one."
             )
 
     def rollback(self, next_B: Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.dims import Dims
+from regard.errors import UsageError
 from regard.nn.position.position import Position
 from regard.nn.position.sinusoidal import Form, waves
 from regard.spec import part
@@ -27,6 +28,8 @@ class Concatenated(Position):
 
     def __init__(self, dims: Dims, place: int = 64, form: Form = "paper") -> None:
         super().__init__()
+        if place % 2 or place < 2:
+            raise UsageError(f"Sinusoids come in pairs, so place must be even, but is {place}.")
         self.place, self.form = place, form
         self.join = nn.Linear(dims.width + place, dims.width, bias=False)
 
