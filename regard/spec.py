@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import (
     Any,
@@ -53,21 +53,21 @@ class Recipe(Generic[T_co]):
     make: Callable[..., T_co]
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if isinstance(dims := self.options.get("dims"), Dims):  # one form, so that equal recipes are equal
+            object.__setattr__(self, "options", {**self.options, "dims": asdict(dims)})
+
     def build(self, dims: Dims | None = None) -> T_co:
         """The part itself; numbers under `dims` in the options replace its parent's from here down."""
         options = dict(self.options)
         if not takes_dims(self.make):
             return self.make(**options)
-        own = options.pop("dims", None)
-        if isinstance(own, Dims):
-            dims = own
-        elif own:
-            dims = dims.but(**own) if dims else Dims(**own)
-        if dims is None:
+        own = options.pop("dims", None) or {}
+        if dims is None and "width" not in own:
             raise UsageError(
                 f"{_name(self.make)} must be given dims: build(Dims(width=...)) or dims in its options."
             )
-        return self.make(dims, **options)
+        return self.make(dims.but(**own) if dims else Dims(**own), **options)
 
     def but(self, **options: Any) -> Recipe[T_co]:
         """The same recipe with some options changed."""
@@ -166,11 +166,13 @@ def write(recipe: Recipe[Any], resolved: bool = False) -> dict[str, Any]:
 
 
 def _read_recipe(family: type[T], data: Any, path: str, problems: list[Problem]) -> Recipe[T] | None:
+    known, what = kinds(family), family.__name__.lower()
     if isinstance(data, Recipe):
+        if not _belongs(data, family):
+            problems.append((path, _unknown(f"no {what} is called", kind_of(data.make), known, "Known")))
         return data
     if isinstance(data, str):
         data = {"kind": data}
-    known, what = kinds(family), family.__name__.lower()
     if not isinstance(data, dict):
         problems.append((path, f"a {what} is a name or a mapping with a kind, but {data!r} was given."))
         return None
@@ -178,7 +180,7 @@ def _read_recipe(family: type[T], data: Any, path: str, problems: list[Problem])
     kind = options.pop("kind", None)
     if kind is None and len(known) == 1:
         kind = next(iter(known))
-    if kind not in known:
+    if str(kind) not in known:
         said = (
             "must be given" if kind is None else _unknown(f"no {what} is called", str(kind), known, "Known")
         )
@@ -219,13 +221,14 @@ def _read_either(families: tuple[type, ...], value: Any, path: str, problems: li
     """A recipe of the first family that knows the kind."""
     kind = value.get("kind") if isinstance(value, dict) else value
     for family in families:
-        if isinstance(value, Recipe) or kind in kinds(family):
+        if _belongs(value, family) if isinstance(value, Recipe) else str(kind) in kinds(family):
             return _read_recipe(family, value, path, problems)
     if len(families) == 1:
         return _read_recipe(families[0], value, path, problems)
     known = [name for family in families for name in kinds(family)]
     what = " or ".join(family.__name__.lower() for family in families)
-    problems.append((path, _unknown(f"no {what} is called", str(kind), known, "Known")))
+    word = kind_of(value.make) if isinstance(value, Recipe) else str(kind)
+    problems.append((path, _unknown(f"no {what} is called", word, known, "Known")))
     return None
 
 
@@ -258,7 +261,7 @@ def _read_dims(value: Any, path: str, problems: list[Problem]) -> Any:
     for name, number in value.items():
         if name not in names:
             problems.append((_join(path, name), _unknown("dims has no number", str(name), names, "It takes")))
-        elif not _fits(int, number) or number < 1:
+        elif not (name == "head" and number is None) and (not _fits(int, number) or number < 1):
             problems.append(
                 (_join(path, name), f"must be a whole number of at least 1, but {number!r} was given.")
             )
@@ -314,6 +317,10 @@ def _write_value(value: Any, resolved: bool) -> Any:
     if isinstance(value, dict):
         return {k: _write_value(v, resolved) for k, v in value.items()}
     return [_write_value(v, resolved) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _belongs(recipe: Recipe[Any], family: type) -> bool:
+    return not inspect.isclass(recipe.make) or issubclass(recipe.make, family)
 
 
 def _join(path: str, name: object) -> str:
