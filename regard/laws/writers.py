@@ -1,0 +1,112 @@
+"""Laws of models that write one token after the other."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.laws.asking import LENGTH, ask, begin, gap, source, tokens, weigh
+from regard.laws.subjects import attentions
+from regard.model import Decoder, EncoderDecoder, Model
+
+
+def future_is_blind(model: Model) -> float:
+    """What comes later changes no answer by one bit; its gradient is 0: d out_i / d in_j = 0 where j > i."""
+    ids_BL, worst = tokens(3), 0.0
+    with torch.no_grad():
+        before = ask(model, ids_BL)
+        for at in range(1, LENGTH):
+            other, later = ids_BL.clone(), ids_BL[:, at:]
+            other[:, at:] = (later % 12 + 1).where(later >= 0, later)
+            worst = max(worst, gap(ask(model, other)[:, :at], before[:, :at]))
+    y_BLV, x_BLD = _watched(model, ids_BL)
+    for at in range(LENGTH - 1):
+        (slope_BLD,) = torch.autograd.grad(weigh(y_BLV[:, at]), x_BLD, retain_graph=True)
+        ahead = slope_BLD[:, at + 1 :]
+        worst = max(worst, gap(ahead, torch.zeros_like(ahead)))
+    return worst
+
+
+def _watched(model: Model, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Answers, and the vectors of the tokens that they come from."""
+    assert isinstance(model, Decoder | EncoderDecoder)
+    seen: list[Tensor] = []
+
+    def watch(module: nn.Module, given: object, x_BLD: Tensor) -> Tensor:
+        seen.append(x_BLD.detach().requires_grad_())
+        return seen[-1]
+
+    embed = model.embed if isinstance(model, Decoder) else model.target or model.embed
+    handle = embed.register_forward_hook(watch)
+    try:
+        return ask(model, ids_BL), seen[-1]
+    finally:
+        handle.remove()
+
+
+def decode_equals_forward(model: Model, static: bool = False, chunk: int = 1, first: int = 0) -> float:
+    """Fed `chunk` by `chunk` through a cache, ragged and padded on the left, it answers as in one pass.
+
+    `first` is the size of the first piece where it must be another: a prefix is fed at once.
+    """
+    ids_BL = tokens(3)
+    cache = begin(model, ids_BL, LENGTH if static else None)
+    cuts = [0, *range(first or chunk, LENGTH, chunk), LENGTH]
+    with torch.no_grad():
+        pieces = [ask(model, ids_BL[:, a:b], cache=cache) for a, b in pairwise(cuts)]
+        return gap(torch.cat(pieces, 1), ask(model, ids_BL), ids_BL >= 0)
+
+
+def beams_equal_forward(model: Model, static: bool = False, first: int = 0) -> float:
+    """Rows of the cache are permuted, repeated and dropped on the way: each goes on from its own past."""
+    ids_BL, new = tokens(3), tokens(4, pads="plain", seed=1)
+    source_BM, worst = source(ids_BL), 0.0
+    cache = begin(model, ids_BL, LENGTH if static else None)
+    half = max(first, 9)
+    with torch.no_grad():
+        ask(model, ids_BL[:, :half], cache=cache)
+        for index, steps in (([2, 0, 0, 1], 2), ([3, 1], 1), ([1, 0, 1], 2)):
+            cache.reorder(torch.tensor(index))
+            at, source_BM = cache.length, source_BM[index]
+            ids_BL = torch.cat([ids_BL[index, :at], new[: len(index), at : at + steps]], 1)
+            got = [ask(model, ids_BL[:, n : n + 1], cache=cache) for n in range(at, at + steps)]
+            worst = max(worst, gap(torch.cat(got, 1), ask(model, ids_BL, source_BM)[:, at:]))
+    return worst
+
+
+def rollback_equals_forward(model: Model, static: bool = False, first: int = 0) -> float:
+    """Tokens that were fed and taken back, again and again, padded unevenly, leave nothing behind."""
+    ids_BL, guess = tokens(3), tokens(3, 3, "plain", seed=2)
+    guess[0, 0] = guess[1, 2] = -1
+    cache = begin(model, ids_BL, LENGTH + 3 if static else None, spare=3)
+    cuts = [0, *range(max(first, 8), LENGTH, 2), LENGTH]
+    got: list[Tensor] = []
+    with torch.no_grad():
+        for a, b in pairwise(cuts):
+            got.append(ask(model, ids_BL[:, a:b], cache=cache))
+            ask(model, guess, cache=cache)
+            cache.rollback(1)
+            cache.rollback(2)
+        return gap(torch.cat(got, 1), ask(model, ids_BL), ids_BL >= 0)
+
+
+def cache_is_counted(model: Model, static: bool = False, spare: int = 0) -> float:
+    """cache.nbytes is exactly 2 x batch x columns x groups x head x bytes, summed over the attentions.
+
+    Columns are the tokens fed, what was preallocated if static, at most a window's reach, and the source's
+    length in cross-attention.
+    """
+    ids_BL, length = tokens(3), 30 if static else None
+    cache = begin(model, ids_BL, length, spare)
+    with torch.no_grad():
+        ask(model, ids_BL, cache=cache)
+    wanted = 0
+    for a in attentions(cast(nn.Module, model.decoder)):
+        columns = 11 if a.cross else length or LENGTH
+        if not a.cross and a.pattern.reach is not None:
+            columns = min(columns, a.pattern.reach + spare)
+        wanted += 2 * 3 * columns * a.groups * a.size * 4
+    return abs(cache.nbytes - wanted)
