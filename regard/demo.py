@@ -11,25 +11,25 @@ from typing import Any
 from regard.errors import UsageError
 from regard.launch import evaluate, train
 from regard.loaded import Loaded, load
-from regard.look.draw import picture, text_map
+from regard.look.draw import fill, picture, text_map, wide
 
 # recipes/dates.yaml, kept equal by a test
 RUN: dict[str, Any] = {
     "model": {
         "system": "vanilla",
-        "dims": {"width": 128, "heads": 4, "layers": 2, "length": 64},
+        "dims": {"width": 64, "heads": 4, "layers": 2, "length": 64},
         "hidden": 256,
-        "dropout": 0.0,
         "order": "pre",
+        "dropout": 0.0,
     },
     "task": {"kind": "dates"},
     "train": {
-        "steps": 1200,
-        "size": 128,
+        "steps": 1500,
+        "size": 64,
         "lr": 2e-3,
         "schedule": {"kind": "cosine", "warmup": 100},
-        "evaluate_every": 300,
-        "save_every": 300,
+        "evaluate_every": 500,
+        "save_every": 500,
     },
 }
 ASKED = (
@@ -57,9 +57,9 @@ def demo(out: Path, seed: int = 0) -> None:
     figures = evaluate(out, "test")
     print(f"exact on dates never seen in training: {100 * figures['exact']:.1f} %\n")
     loaded = load(out)
-    wide = max(map(len, ASKED))
+    columns = max(map(wide, ASKED))
     for text, answer in zip(ASKED, loaded.predict(list(ASKED)), strict=True):
-        print(f"  {text:{wide}}  ->  {answer}")
+        print(f"  {fill(text, columns)}  ->  {answer}")
     drawn, path = alignment(loaded, SHOWN, out / "alignment.png")
     print(f"\nwhere the model looked while it wrote (rows: written, columns: read)\n\n{drawn}\n")
     print(f"picture   {path}")

@@ -46,6 +46,8 @@ class RunError(SpecError):
 
     def __init__(self, name: str, problems: Sequence[Problem], places: Mapping[str, str]) -> None:
         self.name = name
+        order = {section: number for number, section in enumerate(SECTIONS)}
+        problems = sorted(problems, key=lambda problem: order.get(problem[0].split(".")[0], -1))
         self.places = [_place(path, places) for path, _ in problems]
         super().__init__(problems)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 import unicodedata
+import warnings
 import zlib
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -36,14 +37,12 @@ def text_map(
         plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     ramp = PLAIN if plain else BLOCKS
     heads = [_cell(s) for s in sources]
-    cell = max((_wide(h) for h in heads), default=1)
-    left = max((_wide(_cell(t)) for t in targets), default=1)
-    lines = [" " * left + "   " + " ".join(_fill(h, cell) for h in heads).rstrip()]
+    cell = max((wide(h) for h in heads), default=1)
+    left = max((wide(_cell(t)) for t in targets), default=1)
+    lines = [" " * left + "   " + " ".join(fill(h, cell) for h in heads).rstrip()]
     for token, row in zip(targets, weights_LM, strict=True):
         steps = np.clip(np.round(row * (len(ramp) - 1)), 0, len(ramp) - 1).astype(int)
-        lines.append(
-            _fill(_cell(token), left) + "   " + " ".join(_fill(ramp[s], cell) for s in steps).rstrip()
-        )
+        lines.append(fill(_cell(token), left) + "   " + " ".join(fill(ramp[s], cell) for s in steps).rstrip())
     return "\n".join(lines)
 
 
@@ -102,7 +101,9 @@ def _plot(
     axes.tick_params(which="minor", length=0)
     if title:
         axes.set_xlabel(title)
-    figure.savefig(path)
+    with warnings.catch_warnings():  # a letter that the font does not have is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(path)
 
 
 def _check(weights_LM: Weights, targets: Sequence[str], sources: Sequence[str]) -> None:
@@ -119,12 +120,13 @@ def _cell(token: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in token) or "?"
 
 
-def _wide(text: str) -> int:
+def wide(text: str) -> int:
     """Columns a text takes in a terminal: wide letters take two, combining marks none."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
     )
 
 
-def _fill(text: str, width: int) -> str:
-    return text + " " * (width - _wide(text))
+def fill(text: str, width: int) -> str:
+    """The text with spaces behind it, so that it takes so many columns in a terminal."""
+    return text + " " * (width - wide(text))
