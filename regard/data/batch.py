@@ -7,7 +7,7 @@ or on eight.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -149,7 +149,8 @@ class Batches:
             if lengths is None:
                 raise UsageError("a budget of tokens needs the length of each sample, not only their number.")
             self._ways = cut(lengths, tokens, size)
-        self._plans: OrderedDict[int, list[Numbers]] = OrderedDict()
+        self._plans: dict[int, list[Numbers]] = {}
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Steps in an epoch; the same for each."""
@@ -167,13 +168,12 @@ class Batches:
 
     def plan(self, epoch: int) -> list[Numbers]:
         """The sample numbers of every step of an epoch. The two epochs used last are kept."""
-        if epoch in self._plans:
-            self._plans.move_to_end(epoch)
-        else:
-            self._plans[epoch] = self._plan(epoch)
+        with self._lock:  # a prefetching thread may ask at the same time
+            found = self._plans.pop(epoch, None)
+            self._plans[epoch] = plan = self._plan(epoch) if found is None else found
             while len(self._plans) > 2:
-                self._plans.popitem(last=False)
-        return self._plans[epoch]
+                del self._plans[next(iter(self._plans))]
+            return plan
 
     def _plan(self, epoch: int) -> list[Numbers]:
         if self._ways:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.data.tokens.codec import Codec
+from regard.data.tokens.codec import Codec, contents
 from regard.data.tokens.subword import BYTE_TO_LETTER, Subword, assemble, existing, extend, room, some
 from regard.data.tokens.tokens import Tokens
 from regard.errors import DataError
@@ -82,5 +82,5 @@ def _from_gpt2(path: Path) -> Tokenizer:
     engine = _byte_level(models.BPE.from_file(str(words), str(merges)))
     made = {"".join(line.split(" ")) for line in merges.read_text(encoding="utf-8").split("\n")}
     made.update(BYTE_TO_LETTER.values())
-    engine.add_special_tokens([word for word in json.loads(words.read_bytes()) if word not in made])
+    engine.add_special_tokens([word for word in json.loads(contents(words)) if word not in made])
     return engine

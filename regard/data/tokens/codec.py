@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from regard.errors import DataError, UsageError
@@ -24,6 +25,17 @@ SENTINEL = "<extra_id_"
 
 CLOSING = frozenset(".,;:!?)]}%'\u2019\u201d\u00bb\u2026\u3002\u3001")
 OPENING = frozenset("([{\u201e\u00ab\u00bf\u00a1")
+
+
+LARGEST = 200 * 2**20
+"""Bytes a file of tokens may have."""
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a file of tokens, which may not be endless."""
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"{path}: tokens may take {LARGEST} bytes, but this file has {path.stat().st_size}.")
+    return path.read_bytes()
 
 
 def marks(specials: Sequence[str], size: int, last: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from regard.data.tokens.codec import SENTINEL, UNKNOWN, Codec, glued, marks, utf8
+from regard.data.tokens.codec import SENTINEL, UNKNOWN, Codec, contents, glued, marks, utf8
 from regard.errors import DataError, UsageError
 
 SPACE = "\u2581"
@@ -202,7 +202,7 @@ def existing(file: str, kind: str, lower: bool, parts: Callable[[Path], Tokenize
     path = Path(file)
     path = path / "tokenizer.json" if (path / "tokenizer.json").is_file() else path
     try:
-        about = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
+        about = json.loads(contents(path)) if path.suffix == ".json" else {}
         if isinstance(about.get("model"), dict):
             if about["model"]["type"] != kind:
                 raise DataError(f"the model must be {kind}, but is {about['model']['type']}.")

@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from regard.data.text import Name, replacing, sync_folder
-from regard.data.tokens.codec import SENTINEL, Codec, Stream
+from regard.data.tokens.codec import SENTINEL, Codec, Stream, contents
 from regard.errors import DataError, DiskError, UsageError
 from regard.spec import kind_of, read
-
-LARGEST = 200 * 2**20
-"""Bytes a file of tokens may have."""
 
 
 class Tokens(ABC):
@@ -187,12 +184,12 @@ def load_tokens(folder: Name) -> Tokens:
     if not (folder / "tokens.json").is_file():
         return _from_elsewhere(folder)
     try:
-        about = json.loads(_read(folder / "tokens.json"))
+        about = json.loads(contents(folder / "tokens.json"))
         options = {"kind": about["kind"], **about["options"]}
         recipe = read(Tokens, options)  # type: ignore[type-abstract]
         specials, last = [str(name) for name in about["specials"]], int(about["last"])
         tokens = recipe.build()
-        others = {path.name: _read(path) for path in sorted(folder.glob("tokenizer.json"))}
+        others = {path.name: contents(path) for path in sorted(folder.glob("tokenizer.json"))}
         tokens._use(tokens.restore(about, others, specials, last))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         said = f"{type(error).__name__} {error}" if isinstance(error, KeyError | TypeError) else str(error)
@@ -204,7 +201,7 @@ def _from_elsewhere(folder: Path) -> Tokens:
     if not (folder / "tokenizer.json").is_file():
         raise DataError(f"{folder}: there must be a tokens.json or a tokenizer.json in this folder.")
     try:
-        model = json.loads(_read(folder / "tokenizer.json"))["model"]
+        model = json.loads(contents(folder / "tokenizer.json"))["model"]
         kind = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece"}[model["type"]]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise DataError(
@@ -212,9 +209,3 @@ def _from_elsewhere(folder: Path) -> Tokens:
         ) from None
     about = {"kind": kind, "file": str(folder / "tokenizer.json")}
     return read(Tokens, about).build()  # type: ignore[type-abstract]
-
-
-def _read(path: Path) -> bytes:
-    if path.stat().st_size > LARGEST:
-        raise DataError(f"{path}: tokens may take {LARGEST} bytes, but this file has {path.stat().st_size}.")
-    return path.read_bytes()
