@@ -59,6 +59,10 @@ def pad(rows: Sequence[ArrayLike], side: Literal["right", "left"] = "right", mul
       multiple  round L up to a multiple of this, so that fewer different shapes are met.
     """
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))  # type: ignore[arg-type]
+    return _padded(_flat(rows, int(lengths.sum())), lengths, side, multiple)
+
+
+def _padded(flat: NDArray[Any], lengths: Numbers, side: str, multiple: int) -> Tensor:
     width = -(-int(lengths.max(initial=0)) // multiple) * multiple
     place = np.arange(width)
     if side == "right":
@@ -67,8 +71,8 @@ def pad(rows: Sequence[ArrayLike], side: Literal["right", "left"] = "right", mul
         filled = place >= width - lengths[:, None]
     else:
         raise UsageError(f"side must be right or left, but is {side!r}.")
-    out = np.full((len(rows), width), -1, np.int64)
-    out[filled] = _flat(rows, int(lengths.sum()))
+    out = np.full((len(lengths), width), -1, np.int64)
+    out[filled] = flat
     return torch.from_numpy(out)
 
 
@@ -87,20 +91,29 @@ class Rows:
     def __init__(self, rows: Iterable[Sequence[int]]) -> None:
         rows = list(rows)
         self.starts: Numbers = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        self.flat = _flat(rows, int(self.starts[-1])).astype(np.int32)
+        self.flat: NDArray[np.int32] = _flat(rows, int(self.starts[-1])).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def __getitem__(self, row: int) -> Numbers:
+    def __getitem__(self, row: int) -> NDArray[np.int32]:
         if not 0 <= row < len(self):
             raise IndexError(f"there are rows 0 to {len(self) - 1}, but row {row} was asked for.")
-        return self.flat[self.starts[row] : self.starts[row + 1]].astype(np.int64)
+        return self.flat[self.starts[row] : self.starts[row + 1]]
 
     @property
     def lengths(self) -> Numbers:
         """How long each row is."""
         return np.diff(self.starts)
+
+    def pad(self, numbers: ArrayLike, side: Literal["right", "left"] = "right", multiple: int = 1) -> Tensor:
+        """Some rows as one padded tensor, as `pad` makes it, and quicker."""
+        chosen = np.asarray(numbers, np.int64)
+        starts = self.starts[chosen]
+        lengths = self.starts[chosen + 1] - starts
+        ends = np.cumsum(lengths)
+        where = np.repeat(starts - ends + lengths, lengths) + np.arange(int(lengths.sum()))
+        return _padded(self.flat[where], lengths, side, multiple)
 
 
 class Batches:

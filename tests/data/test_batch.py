@@ -229,6 +229,10 @@ def test_rows_are_the_lists_they_came_from() -> None:
     assert rows.lengths.tolist() == [3, 0, 1, 1]
     assert [row.tolist() for row in rows] == lists
     assert len(Rows([])) == 0
+    for chosen in ([2, 0, 0, 1], [1], [], [3, 2]):
+        some = [lists[n] for n in chosen]
+        assert rows.pad(chosen, "left", 2).tolist() == pad(some, "left", 2).tolist()
+        assert torch.equal(rows.pad(np.array(chosen, np.int64)), pad(some))
     with pytest.raises(IndexError, match="row 4"):
         rows[4]
 

@@ -47,7 +47,10 @@ class Subword(Codec):
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         try:
-            found = self.engine.encode_batch_fast(texts, add_special_tokens=False)
+            if len(texts) == 1:  # without waking the library's threads
+                found = [self.engine.encode(texts[0], add_special_tokens=False)]
+            else:
+                found = self.engine.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:
             text = texts[0]
             if len(texts) > 1:
