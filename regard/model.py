@@ -18,6 +18,7 @@ from regard.nn.context import Context, How, Memory, places, plain_places
 from regard.nn.embed import Embed
 from regard.nn.head import Head, Pooled
 from regard.nn.init import Init
+from regard.nn.mixer import Attention
 from regard.nn.position import Position
 from regard.nn.stack import Stack
 from regard.spec import Recipe, part
@@ -128,6 +129,11 @@ class Decoder(Model):
         ctx = self._context(ids_BL, pos_BL, cache)
         ctx = ctx.but(path="decoder", cache=cache, tape=tape, losses=losses, prefix_B=prefix_B, how=how)
         return self.decoder(self.embed(ids_BL), ctx)  # type: ignore[no-any-return]
+
+    @cached_property
+    def prefixed(self) -> bool:
+        """A prompt is read in both directions: its length belongs into `prefix_B`."""
+        return any(isinstance(m, Attention) and m.pattern.prefixed for m in self.modules())
 
 
 @part

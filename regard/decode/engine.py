@@ -11,7 +11,8 @@ from torch import Tensor
 from regard.decode.rules import Rules
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
-from regard.nn.context import places
+from regard.nn.cache import Cache
+from regard.nn.context import Memory, places
 
 
 class Session:
@@ -37,17 +38,16 @@ class Session:
             if sources is not None:
                 assert isinstance(model, EncoderDecoder)
                 self.cache.memory = model.encode(padded(sources, self.device))
-            self.logits_NV = self._logits(ids_BL, None if (ids_BL >= 0).all() else places(ids_BL))
+            self.logits_NV = self._answer(prompted(model, ids_BL, prompts, self.cache))
 
-    def _logits(self, ids_NL: Tensor, pos_NL: Tensor | None = None) -> Tensor:
-        x_NLD = self.model.states(ids_NL, pos_NL, cache=self.cache)
+    def _answer(self, x_NLD: Tensor) -> Tensor:
         logits_N1V: Tensor = self.model.head(x_NLD[:, -1:])  # only the last position has a question to answer
         return logits_N1V[:, 0].float()
 
     def step(self, ids_N: Tensor) -> None:
         """Append one token to each row."""
         with torch.no_grad():
-            self.logits_NV = self._logits(ids_N[:, None])
+            self.logits_NV = self._answer(self.model.states(ids_N[:, None], cache=self.cache))
 
     def keep(self, index_N: Tensor) -> None:
         """Let the next step go on with these rows, in this order; rows may be left out or repeated."""
@@ -68,6 +68,21 @@ class Session:
         rows = len(self.logits_NV)
         self.keep(torch.arange(rows, device=self.device).repeat_interleave(times))
         self.logits_NV = self.logits_NV.repeat_interleave(times, 0)
+
+
+def prompted(
+    model: Decoder | EncoderDecoder,
+    ids_BL: Tensor,
+    prompts: Sequence[Sequence[int]],
+    cache: Cache | None = None,
+    memory: Memory | None = None,
+) -> Tensor:
+    """States of rows that begin with these prompts; a prefix model reads those in both directions."""
+    pos_BL = None if (ids_BL >= 0).all() else places(ids_BL)
+    if isinstance(model, EncoderDecoder):
+        return model.states(ids_BL, pos_BL, memory, cache)
+    prefix_B = torch.tensor([len(prompt) for prompt in prompts], device=ids_BL.device)
+    return model.states(ids_BL, pos_BL, cache, prefix_B=prefix_B if model.prefixed else None)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = False) -> Tensor:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.decode.engine import at_rest, check, check_rows, padded
+from regard.decode.engine import at_rest, check, check_rows, padded, prompted
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
-from regard.nn.context import places
 
 Ids = Sequence[int]
 
@@ -57,7 +56,13 @@ def score_tokens(
     with at_rest(writer), torch.no_grad():
         for numbers in _batches(inputs, answers, sources, budget):
             some = [sources[n] for n in numbers] if sources is not None else None
-            rows = _logps(writer, [inputs[n] for n in numbers], [answers[n] for n in numbers], some)
+            rows = _logps(
+                writer,
+                [inputs[n] for n in numbers],
+                [answers[n] for n in numbers],
+                some,
+                [prompts[n] for n in numbers],
+            )
             for number, row in zip(numbers, rows, strict=True):
                 found[number] = row
     return found
@@ -86,18 +91,18 @@ def _logps(
     inputs: Sequence[Ids],
     answers: Sequence[Ids],
     sources: Sequence[Ids] | None,
+    prompts: Sequence[Ids],
 ) -> list[list[float]]:
     device = next(model.parameters()).device
     ids_BL = padded(inputs, device)
-    pos_BL = None if (ids_BL >= 0).all() else places(ids_BL)
     # What each position is asked for: -1 inside the prompt and at padding.
     pairs = zip(inputs, answers, strict=True)
     target_BL = padded([[-1] * (len(row) - len(answer)) + list(answer) for row, answer in pairs], device)
+    memory = None
     if isinstance(model, EncoderDecoder):
         assert sources is not None
-        x_BLD = model.states(ids_BL, pos_BL, memory=model.encode(padded(sources, device)))
-    else:
-        x_BLD = model.states(ids_BL, pos_BL)
+        memory = model.encode(padded(sources, device))
+    x_BLD = prompted(model, ids_BL, prompts, memory=memory)
     asked_BL = target_BL >= 0
     logps = _gather(model, x_BLD[asked_BL], target_BL[asked_BL]).tolist()
     rows, start = [], 0

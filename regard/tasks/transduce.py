@@ -151,7 +151,9 @@ def pair_loss(model: Model, batch: Batch, cost: Cost) -> Loss:
     else:
         ids_BL = torch.cat([given["source"], given["target"]], 1)
         padded = "source_pos" in given or "target_pos" in given
-        x_BLD = model.states(ids_BL, places(ids_BL) if padded else None, losses=aux)
+        # a prefix model reads the source and <s> in both directions
+        prefix_B = (given["source"] >= 0).sum(1) + 1 if model.prefixed else None
+        x_BLD = model.states(ids_BL, places(ids_BL) if padded else None, losses=aux, prefix_B=prefix_B)
         x_BLD = x_BLD[:, given["source"].shape[1] :]  # the source itself is not asked for
     return Loss(model.head.loss(x_BLD, given["answer"], cost), batch.tokens, aux)
 

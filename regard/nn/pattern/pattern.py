@@ -23,11 +23,13 @@ class Pattern:
     causal   a query never sees what comes after it
     reach    a query never sees a key that lies `reach` or more positions back; None: no such bound
     by_head  heads differ in what they see
+    prefixed what is given first is read in both directions, as far as each row says
     """
 
     causal: bool = False
     reach: int | None = None
     by_head: bool = False
+    prefixed: bool = False
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         """True where the query at position i may see the key at position j; i and j broadcast."""
@@ -91,6 +93,7 @@ class Joined(Pattern):
             )
         self.patterns = patterns
         self.by_head = any(p.by_head for p in patterns)
+        self.prefixed = any(p.prefixed for p in patterns)
 
     def bind(self, ctx: Context) -> Pattern:
         """Each of them for this batch."""

@@ -25,6 +25,8 @@ class Prefix(Pattern):
       length: p, where the call does not say
     """
 
+    prefixed = True
+
     def __init__(self, dims: Dims, length: int = 0) -> None:
         self.length: int | Tensor = length
 
