@@ -28,6 +28,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV), once: some minutes"
 	$(BIN)/python -m pip install --quiet -e '.[dev,plot]'
 	@touch $@
 
@@ -62,6 +63,7 @@ bench: $(VENV)/.bench
 docs: $(VENV)/.installed
 	$(BIN)/regard systems --markdown > docs/systems.md
 	$(BIN)/regard parts --markdown > docs/parts.md
+	@if [ -f runs/demo-dates/alignment.png ]; then cp runs/demo-dates/alignment.png docs/; fi
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -100,7 +100,7 @@ def _tensors(path: Path) -> str:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as file:
             names = list(file.keys())
             for name in names:
                 tensor = file.get_tensor(name)

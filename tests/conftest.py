@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Set before torch is imported: a test process with one thread gives the same bits everywhere, and two of them share two cores.
+# Set before torch is imported: one thread gives the same bits everywhere, and two workers share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
