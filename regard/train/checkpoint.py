@@ -140,11 +140,14 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left. Only for the holder of the run's lock: nobody else is writing then."""
-    if folder.is_dir():
-        for path in folder.glob(".tmp-*"):
+def sweep(run: Path) -> None:
+    """Remove what killed writers left in a run folder. For the holder of its lock: nobody else writes."""
+    for pattern in ("checkpoints/.tmp-*", ".model.new-*", ".model.old-*"):
+        for path in run.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+    for pattern in (".probe-*", ".summary.json-*", ".nonfinite-*"):
+        for path in run.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def prune(folder: Path, keep: Iterable[int]) -> None:

@@ -128,15 +128,15 @@ class Live:
     """The bar on a terminal."""
 
     def __init__(self, console: Console, steps: int) -> None:
-        columns = [TextColumn("step {task.completed:>6.0f}/{task.total:.0f}"), BarColumn(24)]
+        columns = [TextColumn("step {task.completed:>6.0f}/{task.total:.0f}"), BarColumn(10)]
         self._bar = Progress(*columns, TextColumn("{task.description}"), console=console, transient=True)
         self._task = self._bar.add_task("starting", total=steps)
         self._bar.start()
 
     def show(self, step: int, loss: float, lr: float, rate: float, left: float) -> None:
         """Move the bar and its figures."""
-        text = f"loss {loss:.3f}   ppl {perplexity(loss):.4g}   lr {lr:.2e}   {rate:,.0f} tok/s"
-        self._bar.update(self._task, completed=step, description=f"{text}   ETA {clock(left)}")
+        text = f"loss {loss:.3f}  lr {lr:.1e}  {rate / 1000:.1f}k tok/s  ETA {clock(left)}"
+        self._bar.update(self._task, completed=step, description=text)
 
     def stop(self) -> None:
         """Take it away."""

@@ -81,8 +81,9 @@ def train(
             run.leave_if_asked()
             if run.over():
                 return run.finish()
-            total = backward(run, parts)
-            step = update(run, total)
+            with group.together(run.state.step + 1):
+                total = backward(run, parts)
+                step = update(run, total)
             record(run, step)
 
 

@@ -8,6 +8,7 @@ weights in every process; FSDP2 (`train.shard`) keeps 1/N of them and gathers a 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -19,11 +20,14 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
+from regard.errors import TryAgain
+
 if TYPE_CHECKING:
     from regard.data.batch import Batch
     from regard.model import Model
     from regard.tasks.task import Task
 
+_LOST = re.compile("gloo|nccl|timed out|connection", re.IGNORECASE)  # how torch words it
 PATIENCE = timedelta(hours=2)  # how long the others wait while the first process evaluates or saves
 
 
@@ -43,6 +47,19 @@ class Group:
     def first(self) -> bool:
         """Is this the process that writes?"""
         return self.rank == 0
+
+    @contextmanager
+    def together(self, step: int) -> Iterator[None]:
+        """Around what needs the other processes: if they are gone or hang, say so, with the step."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world == 1 or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
+                raise
+            raise TryAgain(
+                f"process {self.rank} of {self.world} got no answer from the others at step {step}, they "
+                f"died or hang: go on from the last checkpoint with --resume ({str(error).splitlines()[0]})."
+            ) from error
 
     def add(self, numbers: Tensor) -> Tensor:
         """Each number added up over the processes."""
@@ -80,19 +97,19 @@ class Group:
 
 
 @contextmanager
-def start(seconds: float = 60.0) -> Iterator[Group]:
+def start(seconds: float | None = None) -> Iterator[Group]:
     """Join the processes that torchrun started, or be alone.
 
     The group is built on a store with the number of the restart in its name: in torch's own shared one the
     killed processes leave stale keys, and restarts then hang (pytorch issue 135712). A process that does not
-    answer within `seconds` ends the training instead of hanging it.
+    answer within `seconds` (REGARD_TIMEOUT, else 60) ends the training instead of hanging it.
     """
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device(int(os.environ.get("LOCAL_RANK", "0")))
     if world == 1:
         yield Group(0, 1, device, None)
         return
-    timeout = timedelta(seconds=seconds)
+    timeout = timedelta(seconds=seconds or float(os.environ.get("REGARD_TIMEOUT") or 60.0))
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun keeps the store itself
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     master = rank == 0 and not hosted

@@ -73,7 +73,7 @@ class Session:
         self.config = config or {"model": write(self.recipe, resolved=True)}
         self.facts = facts(self.config, self.task, self.threads, self.group.world)
         if self.group.first:
-            checkpoint.sweep(self.checkpoints)
+            checkpoint.sweep(self.out)
             if not resume and checkpoint.steps(self.checkpoints):
                 raise UsageError(
                     f"{self.out} already holds a run: go on with --resume, or choose another folder."
@@ -160,7 +160,7 @@ class Session:
             self.asked = True
             return
         state.evaluated, state.figures = state.step, figures
-        self.improved = self.is_better(figures.get(self.task.metric))
+        self.improved = self.is_better(figures)
         state.waits = 0 if self.improved else state.waits + 1
         if self.improved:
             state.best = {"step": state.step, "value": figures[self.task.metric], "figures": figures}
@@ -168,14 +168,13 @@ class Session:
         self.log.event("evaluate", step=state.step, seconds=time.monotonic() - before)
         self.log.say(f"step {state.step}   valid   {words(figures)}{'   best' if self.improved else ''}")
 
-    def is_better(self, value: object) -> bool:
-        """Is this figure better than the best so far?"""
-        if not isinstance(value, int | float):
-            return False
-        if self.state.best is None:
-            return True
-        best = float(self.state.best["value"])
-        return value > best if self.task.better == "max" else value < best
+    def is_better(self, figures: dict[str, Any]) -> bool:
+        """Is this evaluation the best so far? Of two with the same metric, the one with the smaller loss."""
+        value, loss = figures.get(self.task.metric), figures.get("loss") or 0.0
+        if value is None or self.state.best is None:
+            return value is not None
+        sign, best = 1 if self.task.better == "max" else -1, self.state.best
+        return (sign * value, -loss) > (sign * best["value"], -(best["figures"].get("loss") or 0.0))
 
     def whole_model(self) -> Model:
         """What is evaluated: the model itself, or a copy if it is split, averaged or compiled."""
@@ -266,13 +265,8 @@ class Session:
             (state.best["step"], state.best["figures"]) if state.best else (state.step, state.figures)
         )
         steps = self.averaged() or [chosen]
-        sets = [
-            checkpoint.verify(checkpoint.place(self.checkpoints, step)).tensors(
-                "ema" if self.ema else "model"
-            )
-            for step in steps
-        ]
-        put(weights(model), mean(sets))
+        found = (checkpoint.verify(checkpoint.place(self.checkpoints, step)) for step in steps)
+        put(weights(model), mean(one.tensors("ema" if self.ema else "model") for one in found))
         if self.training.average:
             chosen = state.step
             seed(self.training.seed, state.step, EVALUATION)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: finish the step, save, leave with 128 + the signal's number."""
+"""SIGTERM, SIGINT and SIGHUP: finish the step, save, leave with 128 + the signal's number."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                    self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -60,15 +60,17 @@ def optimizer_state(optimizers: Iterable[TorchOptimizer], model: nn.Module) -> T
 
 def put_optimizer_state(optimizers: Iterable[TorchOptimizer], model: nn.Module, values: Tensors) -> None:
     """Give the optimizers their memory back."""
-    owners = {id(p): o for o in optimizers for g in o.param_groups for p in g["params"]}
+    owners = {id(p): (o, g) for o in optimizers for g in o.param_groups for p in g["params"]}
     parameters = dict(model.named_parameters())
     for path, value in values.items():
         name, key = path.rsplit("/", 1)
         if name not in parameters:
             raise UsageError(f"the checkpoint's optimizer remembers {name}, which the model does not have.")
         parameter = parameters[name]
-        placed = value if value.ndim == 0 else like(value.to(parameter.device), parameter)
-        owners[id(parameter)].state[parameter][key] = placed
+        optimizer, group = owners[id(parameter)]
+        if value.ndim or group.get("fused"):  # counts of steps stay on the host, but for the fused kernel
+            value = value.to(parameter.device)
+        optimizer.state[parameter][key] = like(value, parameter)
 
 
 class Ema:
@@ -93,16 +95,18 @@ class Ema:
         torch._foreach_lerp_(self._averages, self._weights, 1.0 - decay)
 
 
-def mean(sets: Sequence[Tensors]) -> Tensors:
-    """The mean of several sets of weights, each name by itself; whole numbers are taken from the last."""
-    if len(sets) == 1:
-        return sets[0]
-    return {
-        name: torch.stack([s[name].double() for s in sets]).mean(0).to(last.dtype)
-        if last.is_floating_point()
-        else last
-        for name, last in sets[-1].items()
-    }
+def mean(sets: Iterable[Tensors]) -> Tensors:
+    """The mean of several sets of weights, each name by itself; whole numbers are taken from the last.
+
+    Summed in double precision, one set after the other, so that only two are in memory at once.
+    """
+    total: Tensors = {}
+    last: Tensors = {}
+    count = 0
+    for last in sets:
+        count += 1
+        total = {n: t.double() + total.get(n, 0.0) for n, t in last.items() if t.is_floating_point()}
+    return {n: (total[n] / count).to(t.dtype) if n in total else t for n, t in last.items()}
 
 
 def finite(tensors: Iterable[Tensor]) -> bool:

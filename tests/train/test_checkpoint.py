@@ -98,12 +98,20 @@ def test_the_newest_good_one_is_taken_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    for name in (".tmp-2-99999999", ".tmp-gone-step-000000-99999999"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    inside = tmp_path / "checkpoints"
+    write(inside, 1)
+    left = [
+        inside / ".tmp-2-99999999",
+        inside / ".tmp-gone-step-000000-99999999",
+        tmp_path / ".model.new-99999999",
+    ]
+    for folder in left:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".summary.json-99999999").write_text("{")
     checkpoint.sweep(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
+    assert [p.name for p in inside.iterdir()] == ["step-000001"]
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_a_failed_write_leaves_nothing_and_keeps_the_old(

@@ -105,23 +105,57 @@ def test_killed_ten_times_and_bit_identical(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("call", ["fsync", "rename", "unlink,unlinkat,rmdir", "mkdir", "ftruncate"])
 def test_killed_at_every_system_call_of_a_save(tmp_path: Path, call: str) -> None:
     """SIGKILL at the first, second, ... such call of the whole run, until it gets to its end unhurt."""
-    options = {"steps": 4, "save_every": 2, "log_every": 1}
+    options = {"steps": 6, "save_every": 2, "log_every": 1}
     go(tmp_path / "whole", **options)
-    for number in range(1, 200):
+    for number in range(1, 300):
         out = tmp_path / f"killed-{number}"
-        inject = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
-        inject += ["-e", f"inject={call}:signal=KILL:when={number}"]
-        command = [sys.executable, "-m", "tests.train.toy", str(out), json.dumps(options), "--resume"]
-        root = Path(__file__).parents[2]
-        done = subprocess.run(
-            [*inject, *command], cwd=root, env=environment(), capture_output=True, check=False
-        )
+        done = strace(call, f"signal=KILL:when={number}", out, options)
         go(out, resume=True, **options)
         assert_same(tmp_path / "whole", out)
-        assert not list((out / "checkpoints").glob(".tmp-*"))
+        assert not [p for p in out.rglob(".*") if p.name != ".lock"]
         if done.returncode == 0:
             break
     assert number > 1
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to make a system call fail")
+@pytest.mark.parametrize("error", ["EIO", "EDQUOT"])
+def test_every_failing_fsync_is_a_disk_error(tmp_path: Path, error: str) -> None:
+    """The first, second, ... fsync of the run fails: exit 74, and what was saved before is whole."""
+    options = {"steps": 4, "save_every": 2, "log_every": 1}
+    go(tmp_path / "whole", **options)
+    for number in range(1, 300):
+        out = tmp_path / f"failed-{number}"
+        done = strace("fsync", f"error={error}:when={number}", out, options)
+        for step in checkpoint.steps(out / "checkpoints"):
+            checkpoint.verify(checkpoint.place(out / "checkpoints", step))
+        if done.returncode == 0:
+            break
+        assert done.returncode == 74, done.stderr
+        go(out, resume=True, **options)
+        assert_same(tmp_path / "whole", out)
+    assert number > 10
+
+
+def strace(
+    call: str, inject: str, out: Path, options: dict[str, object]
+) -> subprocess.CompletedProcess[bytes]:
+    """The toy training with something done to it at a system call."""
+    command = [
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        f"trace={call}",
+        "-e",
+        f"inject={call}:{inject}",
+    ]
+    command += [sys.executable, "-m", "tests.train.toy", str(out), json.dumps(options), "--resume"]
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, cwd=root, env=environment(), capture_output=True, check=False)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

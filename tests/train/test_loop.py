@@ -209,6 +209,16 @@ def test_best_by_metric_and_patience(tmp_path: Path) -> None:
     assert all(torch.equal(best[name], weight) for name, weight in final(tmp_path / "run").items())
 
 
+def test_of_equal_metrics_the_smaller_loss_is_better(tmp_path: Path) -> None:
+    class Exact(Counting):
+        metric, better = "exact", "max"
+
+        def evaluate(self, model: Any, split: str, limit: int | None = None) -> dict[str, Any]:
+            return {"loss": [3.0, 2.0, 2.5][len(self.seen) // 2 - 1], "exact": 0.0}
+
+    assert go(tmp_path / "run", Exact(), steps=6, evaluate_every=2).chosen == 4
+
+
 def test_larger_can_be_better(tmp_path: Path) -> None:
     task = Counting(figures=[1.0, 3.0, 2.0])
     task.better = "max"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -56,7 +57,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 def test_fifty_steps_of_two_are_those_of_one(tmp_path: Path, shard: bool, optimizer: str) -> None:
     options: dict[str, Any] = {"steps": 50, "log_every": 1, "evaluate_every": 20, "optimizer": optimizer}
     options |= {"schedule": {"kind": "cosine", "warmup": 10}, "accumulate": 2, "lr": 3e-3}
-    torchrun(tmp_path / "two", {**options, "shard": shard}, "--dropout", "0")
+    torchrun(tmp_path / "two", {**options, "shard": shard, "recompute": shard}, "--dropout", "0")
     go(tmp_path / "one", model=PLAIN, **options)
     close(tmp_path / "two", tmp_path / "one", 50)
 
@@ -117,38 +118,33 @@ def test_more_processes_than_samples_do_not_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_a_killed_process_restarts_the_run_by_itself(tmp_path: Path) -> None:
-    """kill -9 of rank 1: torchrun starts both again, they resume, and the end is that of an unhurt run."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_process_restarts_the_run_by_itself(tmp_path: Path, number: signal.Signals) -> None:
+    """Rank 1 is killed, or hangs: torchrun starts both again, they resume, and end as if unhurt."""
     options: dict[str, Any] = {"steps": 40, "log_every": 1, "save_every": 5}
     torchrun(tmp_path / "whole", options)
-    out = tmp_path / "killed"
-    run = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=2",
-    ]
-    run += ["-m", "tests.train.toy", str(out), json.dumps(options), "--resume", "--slow", "0.05"]
-    process = subprocess.Popen(run, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    out = tmp_path / "lost"
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run += ["--max-restarts=2", "-m", "tests.train.toy", str(out), json.dumps(options), "--resume"]
+    environ = environment(REGARD_TIMEOUT="8")
+    process = subprocess.Popen(
+        [*run, "--slow", "0.05"], cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if len((out / "metrics.jsonl").read_text().splitlines()) >= 12:
-                break
-        except OSError:
-            pass
+    while time.monotonic() < deadline and (
+        not out.exists() or len(checkpoint.steps(out / "checkpoints")) < 2
+    ):
         time.sleep(0.05)
     first = int((out / ".lock").read_text())
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
-    )
-    (other,) = (int(pid) for pid in children.stdout.split() if int(pid) != first)
-    subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(other)], check=True)
-    _, said = process.communicate(timeout=100)
+    ps = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+    children = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.split()
+    (other,) = (int(pid) for pid in children if int(pid) != first)
+    os.kill(other, number)
+    _, said = process.communicate(timeout=110)
     assert process.returncode == 0, said
     assert re.search(r"resumed step (10|15)", said)
+    if number == signal.SIGSTOP:
+        assert re.search(r"TryAgain: process 0 of 2 got no answer from the others at step 1\d", said)
     assert_same(tmp_path / "whole", out)
 
 

@@ -18,8 +18,8 @@ from tests.train.toy import Counting, go
 def test_the_first_asks_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.asked == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.asked == signal.SIGHUP
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
