@@ -52,6 +52,7 @@ def train(
                 with locked(folder):
                     clear(folder, resume)
                     task, model = prepare(run, folder)
+                    refuse_changes(run.resolved(model), task, folder, allow_changed)
                     write_records(run, model, folder)
             else:
                 task, model = prepare(run, folder)
@@ -100,6 +101,17 @@ def clear(folder: Path, resume: bool) -> None:
     if not saved:  # killed before its first checkpoint: its tokens may be half written
         for name in ("tokens", "data"):
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def refuse_changes(config: dict[str, Any], task: Task, folder: Path, allowed: Sequence[str]) -> None:
+    """Refuse another model, other tokens or other data before the folder's records are written anew."""
+    from regard.train import checkpoint
+    from regard.train.state import changes, facts
+
+    found = checkpoint.newest(folder / "checkpoints", warn=lambda text: None)
+    if found is not None:
+        for _ in changes(found, config, facts(config, task, 1, 1), allowed):
+            pass  # what is only worth a warning is said by the training itself
 
 
 def prepare(run: Run, folder: Path | None) -> tuple[Task, Recipe[Model]]:

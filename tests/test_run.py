@@ -437,6 +437,14 @@ def test_a_folder_is_not_mixed_up(trained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
+def test_a_refused_resume_leaves_the_folder_as_it_was(trained: Path) -> None:
+    before = (trained / "config.yaml").read_bytes()
+    with pytest.raises(UsageError, match="width"):
+        train(TINY, ["model.width=32"], out=trained, resume=True)
+    assert (trained / "config.yaml").read_bytes() == before
+    assert regard.load(trained).model.dims.width == 16
+
+
 def test_damage_is_found_and_named(trained: Path, tmp_path: Path) -> None:
     import shutil
 
