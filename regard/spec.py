@@ -242,9 +242,10 @@ def _read_union(hints: tuple[Any, ...], value: Any, path: str, problems: list[Pr
         tries.append((_read_value(hint, value, path, found), found))
         if not found:
             return tries[-1][0]
-    recipes = [n for n, h in enumerate(hints) if get_origin(h) in (Recipe, list, dict)]
-    if len(hints) == 1 or (recipes and isinstance(value, dict | list)):
-        value, found = tries[recipes[0] if recipes else 0]
+    forms = (list, tuple) if isinstance(value, list | tuple) else (Recipe, dict)
+    meant = [n for n, h in enumerate(hints) if get_origin(h) in forms]
+    if len(hints) == 1 or (meant and isinstance(value, dict | list | tuple)):
+        value, found = tries[meant[0] if meant else 0]
         problems.extend(found)  # the one that was meant: its own words say most
     else:
         problems.append((path, f"must be {' or '.join(map(_spell, hints))}, but {value!r} was given."))
