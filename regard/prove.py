@@ -1,117 +1,51 @@
-"""`regard prove`: every law for every part and system, as a table with its figures.
-
-The laws are the tests of the catalogue (tests/test_catalogue.py), run as they stand there; a test that
-records a property `figure` (the largest difference it found, say) has it in the table.
-"""
+"""`regard prove`: which law holds for which part and system, with the largest difference found."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from regard.data.text import write_lines
 from regard.errors import CheckFailed, UsageError
 
-LAWS = "tests/test_catalogue.py"
+if TYPE_CHECKING:
+    from regard.laws import Row
 
 
-@dataclass
-class Proof:
-    """One law for one subject."""
+def prove(names: Sequence[str] = (), out: Path | None = None, as_json: bool = False) -> list[Row]:
+    """Try the laws (all, or those whose law or subject has one of these names), print and keep the table.
 
-    law: str
-    subject: str
-    holds: bool
-    figure: str = ""
-    seconds: float = 0.0
+    Options:
+        names: systems, parts or laws
+        out: also write the table there, as docs/PROOFS.md
+    """
+    from regard.laws import prove as try_all
+    from regard.laws import table
 
-
-@dataclass
-class Witness:
-    """Listens to pytest and writes down what it says."""
-
-    proofs: list[Proof] = field(default_factory=list)
-    meaning: dict[str, str] = field(default_factory=dict)
-
-    def pytest_itemcollected(self, item: Any) -> None:
-        """The law's own words: the first paragraph of its docstring."""
-        text = (getattr(item.function, "__doc__", None) or "").strip().split("\n\n")[0]
-        self.meaning.setdefault(law_of(item.nodeid)[0], " ".join(text.split()))
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Each law once: when it was tried, or when it could not be."""
-        if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
-            law, subject = law_of(report.nodeid)
-            figure = dict(report.user_properties).get("figure", "")
-            text = f"{figure:.1e}" if isinstance(figure, float) else str(figure)
-            self.proofs.append(Proof(law, subject, report.outcome == "passed", text, report.duration))
+    rows = try_all(names)
+    if not rows:
+        raise UsageError(f"no law, part or system has the name {', '.join(names)}; see `regard parts`.")
+    if out is not None:
+        write_lines(out, table(rows).splitlines())
+    print(json.dumps([vars(row) for row in rows], indent=1) if as_json else summary(rows))
+    broken = [row for row in rows if not row.ok]
+    if broken:
+        told = "; ".join(f"{row.law}, {row.subject} ({row.worst})" for row in broken[:10])
+        raise CheckFailed(f"{len(broken)} of {len(rows)} claims do not hold: {told}.")
+    return rows
 
 
-def law_of(node: str) -> tuple[str, str]:
-    """'tests/x.py::test_future_is_hidden[gpt-window]' -> ('future is hidden', 'gpt-window')."""
-    name = node.rpartition("::")[2]
-    found = re.fullmatch(r"test_(\w+)(?:\[(.*)\])?", name)
-    return (found[1].replace("_", " "), found[2] or "") if found else (name, "")
-
-
-def prove(names: Sequence[str], out: Path | None, as_json: bool = False) -> None:
-    """Check the laws (all, or those whose law or subject has one of these names) and print the table."""
-    try:
-        import pytest
-    except ImportError:
-        raise UsageError("proofs are tests and need pytest: pip install 'regard[dev]'.") from None
-    root = Path(__file__).parent.parent
-    if not (root / LAWS).is_file():
-        raise UsageError(f"the laws are in {LAWS} of the repository; run `regard prove` from a clone of it.")
-    witness = Witness()
-    chosen = ["-k", " or ".join(re.sub(r"\W", "_", n) for n in names)] if names else []
-    quiet = ["-q", "--no-header", "--no-summary", "-p", "no:terminalreporter", "-p", "no:cacheprovider"]
-    code = pytest.main(
-        [str(root / LAWS), "--rootdir", str(root), "-m", "", *quiet, *chosen], plugins=[witness]
-    )
-    if not witness.proofs:
-        raise UsageError(
-            f"no law or system has the name {', '.join(names)}." if names else "no law was found."
-        )
-    page = page_of(witness)
-    if out:
-        out.write_text(page, encoding="utf-8")
-    print(json.dumps([vars(p) for p in witness.proofs], indent=1) if as_json else summary(witness))
-    broken = [p for p in witness.proofs if not p.holds]
-    if broken or code:
-        told = "; ".join(f"{p.law} ({p.subject})" if p.subject else p.law for p in broken[:10])
-        raise CheckFailed(f"{len(broken)} of {len(witness.proofs)} proofs do not hold: {told}.")
-
-
-def summary(witness: Witness) -> str:
-    """One line a law: how many subjects it was checked on, how many hold, the largest figure."""
+def summary(rows: Sequence[Row]) -> str:
+    """One line a law: of how many subjects it is claimed, in how many cases, and the largest difference."""
     lines = []
-    laws = list(dict.fromkeys(p.law for p in witness.proofs))
+    laws = list(dict.fromkeys(row.law for row in rows))
     wide = max(map(len, laws))
     for law in laws:
-        proofs = [p for p in witness.proofs if p.law == law]
-        figures = [float(p.figure) for p in proofs if re.fullmatch(r"[-+.\de]+", p.figure)]
-        worst = f"   largest {max(figures):.1e}" if figures else ""
-        lines.append(f"  {law:{wide}}   {sum(p.holds for p in proofs):>4} of {len(proofs):>4} hold{worst}")
+        claimed = [row for row in rows if row.law == law]
+        hold, cases = sum(row.ok for row in claimed), sum(row.cases for row in claimed)
+        worst, bound = max(row.difference for row in claimed), max(row.bound for row in claimed)
+        figure = f"largest {worst:.1e} of at most {bound:.0e}" if bound else f"largest {worst:.1e}, must be 0"
+        lines.append(f"  {law:{wide}}   {hold:>3} of {len(claimed):>3} hold   {cases:>5} cases   {figure}")
     return "\n".join(lines)
-
-
-def page_of(witness: Witness) -> str:
-    """docs/PROOFS.md."""
-    lines = [
-        "# Proofs",
-        "",
-        "Generated by `regard prove --out docs/PROOFS.md` (part of `make prove`); do not edit. A law holds",
-        "for every subject below it. A figure is the largest difference found, in fp32.",
-    ]
-    for law in dict.fromkeys(p.law for p in witness.proofs):
-        proofs = [p for p in witness.proofs if p.law == law]
-        lines += ["", f"## {law[:1].upper()}{law[1:]}", ""]
-        if witness.meaning.get(law):
-            lines += [witness.meaning[law], ""]
-        lines += ["| subject | holds | figure |", "|---|---|---|"]
-        lines += [f"| {p.subject or 'all'} | {'yes' if p.holds else '**no**'} | {p.figure} |" for p in proofs]
-    return "\n".join(lines) + "\n"

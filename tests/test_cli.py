@@ -174,6 +174,21 @@ def test_cost_for_programs() -> None:
     assert "neither a run file nor a system" in sentence(regard("cost", "gtp"), 2)
 
 
+def test_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "PROOFS.md"
+    rows = json.loads(regard("prove", "future llama", "saved llama", "--out", page, "--json").stdout)
+    assert {(row["law"], row["subject"]) for row in rows} == {("future", "llama"), ("saved", "llama")}
+    assert all(row["ok"] and row["cases"] for row in rows) and "| llama |" in page.read_text()
+    assert "no law" in sentence(regard("prove", "nonesuch"), 2)
+    from regard.laws import Claim
+
+    monkeypatch.setattr(
+        "regard.laws.claims.claims", lambda: [Claim("l", "s", 0.1, lambda: iter([("c", 0.5)]))]
+    )
+    broken = regard("prove")
+    assert broken.exit_code == 1 and "1 of 1 claims do not hold: l, s (c)" in broken.stderr
+
+
 def test_doctor() -> None:
     found = json.loads(regard("doctor", "--json").stdout)
     assert found["torch"].startswith("2.") and found["cores"] >= 1 and found["missing"] == []
