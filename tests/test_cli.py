@@ -182,9 +182,8 @@ def test_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no law" in sentence(regard("prove", "nonesuch"), 2)
     from regard.laws import Claim
 
-    monkeypatch.setattr(
-        "regard.laws.claims.claims", lambda: [Claim("l", "s", 0.1, lambda: iter([("c", 0.5)]))]
-    )
+    broken_claim = Claim("l", "s", 0.1, lambda: iter([("c", 0.5)]))
+    monkeypatch.setattr(sys.modules["regard.laws.claims"], "claims", lambda: [broken_claim])
     broken = regard("prove")
     assert broken.exit_code == 1 and "1 of 1 claims do not hold: l, s (c)" in broken.stderr
 
