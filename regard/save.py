@@ -60,10 +60,17 @@ def put(model: Model, found: dict[str, Tensor], where: str = "the weights") -> N
 def save(
     model: Model, folder: str | Path, tokens: Saved | None = None, extra: dict[str, Any] | None = None
 ) -> Path:
-    """Write config.json, model.safetensors and the tokenizer as one transaction."""
+    """Write config.json, model.safetensors and the tokenizer as one transaction.
+
+    A model that is already there is replaced; anything else that is there is never touched.
+    """
     if model.recipe is None:
         raise UsageError("Only a model made by regard.build has a recipe that can be saved with it.")
-    folder = Path(folder)
+    folder = Path(folder).absolute()
+    if folder.exists() and not _may_be_replaced(folder):
+        raise UsageError(
+            f"A model needs a folder of its own, but {folder} holds something else; choose another name."
+        )
     new, old = (
         folder.with_name(f".{folder.name}.new-{os.getpid()}"),
         folder.with_name(f".{folder.name}.old-{os.getpid()}"),
@@ -82,13 +89,26 @@ def save(
                 os.fsync(file.fileno())
         if folder.exists():
             folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
     except (OSError, SafetensorError) as error:
         raise DiskError(f"The model could not be saved to {folder}: {error}") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _may_be_replaced(folder: Path) -> bool:
+    """Empty, or a model with its tokenizer: files only, config.json and model.safetensors among them."""
+    if not folder.is_dir():
+        return False
+    held = {path.name: path.is_file() for path in folder.iterdir()}
+    return not held or (all(held.values()) and {"config.json", "model.safetensors"} <= held.keys())
 
 
 def load_model(folder: str | Path) -> Model:
@@ -109,6 +129,8 @@ def load_model(folder: str | Path) -> Model:
     try:
         found = load_file(folder / "model.safetensors")
     except (SafetensorError, OSError) as error:
-        raise CheckFailed(f"{folder / 'model.safetensors'} is damaged or cut short: {error}") from error
+        raise CheckFailed(
+            f"{folder / 'model.safetensors'} is damaged or cut short ({error}); copy it again."
+        ) from error
     put(model, found, str(folder / "model.safetensors"))
     return model.eval()
