@@ -42,6 +42,8 @@ def train(
     """
     run = complete(read_run(recipe, overrides), recipe)
     folder = Path(out) if out is not None else default_folder(recipe)
+    from regard.data.text import write_lines
+    from regard.machine import facts
     from regard.train import start
     from regard.train import train as loop
     from regard.train.disk import locked
@@ -51,9 +53,11 @@ def train(
             if group.first:
                 with locked(folder):
                     clear(folder, resume)
+                    write_lines(folder / "regard.json", json.dumps(facts(), indent=1).splitlines())
                     task, model = prepare(run, folder)
+                    task.batches("valid", size=1)  # a missing split is told now, not at the first evaluation
                     refuse_changes(run.resolved(model), task, folder, allow_changed)
-                    write_records(run, model, folder)
+                    write_config(run, model, folder)
             else:
                 task, model = prepare(run, folder)
         for note in task.notes if group.first else ():
@@ -132,15 +136,13 @@ def dims_of(recipe: Recipe[Model]) -> Any:
     return own if isinstance(own, Dims) else Dims(**own)
 
 
-def write_records(run: Run, model: Recipe[Model], folder: Path) -> None:
-    """config.yaml: the run with every default written out; regard.json: what it ran on."""
+def write_config(run: Run, model: Recipe[Model], folder: Path) -> None:
+    """config.yaml: the run with every default written out."""
     from regard.data.text import write_lines
-    from regard.machine import facts
 
     config = run.resolved(model)
     note = [f"# {run.name}, resolved: every default written out"]
-    write_lines(folder / "config.yaml", [*note, *dump(config).splitlines()])
-    write_lines(folder / "regard.json", json.dumps(facts(), indent=1).splitlines())
+    write_lines(folder / "config.yaml", [*note, *dump(config).split("\n")[:-1]])
 
 
 def dry_run(recipe: str | Path, overrides: Sequence[str] = ()) -> str:

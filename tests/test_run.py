@@ -437,6 +437,27 @@ def test_a_folder_is_not_mixed_up(trained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
+def test_a_run_that_was_refused_can_be_mended(tmp_path: Path) -> None:
+    """Nothing that a refused start leaves behind stands in the way of the next, or gets into it."""
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("a b c d e f g h i j k l m n o p q r s t u v\n" * 3)
+    task: dict[str, Any] = {
+        "kind": "translate",
+        "source": f"{tmp_path}/source",
+        "target": f"{tmp_path}/target",
+    }
+    task["tokens"] = {"kind": "words", "vocab": 10}
+    run = {**TINY, "model": {**TINY["model"], "dims": {**DIMS, "length": 8}}, "task": task}
+    with pytest.raises(DataError, match=r"dims\.length"):
+        train(run, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="no valid split"):
+        train(run, ["model.length=32"], out=tmp_path / "run")
+    more = [f"task.valid_{side}={tmp_path}/{side}" for side in ("source", "target")]
+    train(run, ["model.length=32", "task.tokens.vocab=12", *more], out=tmp_path / "run")
+    tokens = regard.load(tmp_path / "run").tokens
+    assert tokens is not None and tokens.vocab == 12
+
+
 def test_a_refused_resume_leaves_the_folder_as_it_was(trained: Path) -> None:
     before = (trained / "config.yaml").read_bytes()
     with pytest.raises(UsageError, match="width"):
