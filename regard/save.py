@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -134,3 +136,19 @@ def load_model(folder: str | Path) -> Model:
         ) from error
     put(model, found, str(folder / "model.safetensors"))
     return model.eval()
+
+
+class _Save(ModuleType):
+    """`regard.save(model, folder)` is `save` above, although `regard.save` is also the name of this file."""
+
+    def __call__(
+        self,
+        model: Model,
+        folder: str | Path,
+        tokens: Saved | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> Path:
+        return save(model, folder, tokens, extra)
+
+
+sys.modules[__name__].__class__ = _Save

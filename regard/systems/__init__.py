@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import Any
 
 from regard.dims import Dims
@@ -93,5 +95,14 @@ def options_of(name: str) -> list[str]:
     """What a system takes besides the numbers of Dims."""
     return list(takes(find(name).make))
 
+
+class _Systems(ModuleType):
+    """`regard.systems()` gives the names, although `regard.systems` is also the name of this package."""
+
+    def __call__(self) -> list[str]:
+        return sorted(SYSTEMS)
+
+
+sys.modules[__name__].__class__ = _Systems
 
 from regard.systems import bert, gpt, llama, t5, vanilla  # noqa: E402, F401
