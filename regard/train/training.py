@@ -86,5 +86,10 @@ class Training:
             raise UsageError("train.tokens and train.size cannot both be given: a batch has one measure.")
         if self.ema is not None and self.average is not None:
             raise UsageError("train.ema and train.average cannot both be given: choose one way to average.")
+        if self.compile and self.recompute:
+            raise UsageError(
+                "train.compile and train.recompute cannot both be true: a compiled model decides itself what to "
+                "compute again."
+            )
         if self.patience is not None and self.evaluate_every is None:
             raise UsageError("train.patience counts evaluations, so train.evaluate_every must be given too.")
