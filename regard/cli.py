@@ -153,11 +153,20 @@ def parts(
     family: Annotated[
         str | None, typer.Argument(metavar="FAMILY", help="One family only, such as position.")
     ] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Which positions and patterns work together.")
+    ] = False,
     json: Json = False,
     markdown: Markdown = False,
 ) -> None:
     """List the parts by family: what they are, and where."""
     from regard import catalogue
+
+    if matrix:
+        from regard import matrix as pairs
+
+        cells = pairs.matrix()
+        return say([vars(cell) for cell in cells], json, lambda: pairs.table(cells))
 
     found = catalogue.parts(family)
     if markdown:

@@ -148,6 +148,16 @@ def test_systems_and_parts() -> None:
     assert "Did you mean" in sentence(regard("parts", "positon"), 2)
 
 
+def test_the_matrix_of_parts() -> None:
+    cells = json.loads(regard("parts", "--matrix", "--json").stdout)
+    found = {(c["position"], c["pattern"]): c["works"] for c in cells}
+    assert found["rotary", "window"] == found["alibi", "causal"] == "write"
+    assert found["none", "full"] == found["learned", "window both"] == "read"
+    assert found["t5_bias", "prefix"] == "write", "a prefix is read at once, then written after"
+    assert all(c["works"] in ("write", "read") or c["reason"] for c in cells)
+    assert "rotary" in regard("parts", "--matrix").stdout
+
+
 def test_every_part_says_what_it_is() -> None:
     for row in json.loads(regard("parts", "--json").stdout):
         assert row["summary"], row["name"]
