@@ -333,11 +333,9 @@ def _name(make: Any) -> str:
 
 
 def _family(cls: type) -> str:
-    """The family a part belongs to: the class above it that is not itself a part."""
-    for above in cls.__mro__[1:]:
-        if above not in PARTS:
-            return above.__name__ if above is not object else "Part"
-    return "Part"
+    """The family a part belongs to: the highest class above it that is ours."""
+    ours = [c for c in cls.__mro__[1:] if c is not object and not c.__module__.startswith("torch")]
+    return ours[-1].__name__ if ours else "Part"
 
 
 def _unknown(problem: str, word: str, known: Iterable[str], label: str) -> str:

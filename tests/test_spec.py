@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from regard.catalogue import registered
 from regard.dims import Dims
 from regard.errors import UsageError
-from regard.laws.subjects import example, parts, systems, variants
+from regard.laws.subjects import example, systems, variants
 from regard.model import Decoder, Model, build
 from regard.nn.block import Block, Serial
 from regard.nn.ffn import FFN, Chunked, Dense, Gated
@@ -219,6 +220,12 @@ def test_suggestions() -> None:
         of(Dense, 3)
 
 
+def test_a_family_is_called_by_its_own_name() -> None:
+    """A class in between (patterns that are joined of others) is no family."""
+    found = problems(Pattern, {"kind": "per_head", "patterns": [], "head": 3})
+    assert found["head"].startswith("Pattern 'per_head' has no option 'head'.")
+
+
 def test_a_recipe_of_another_family_is_refused() -> None:
     assert problems(Position, of(Dense)) == {"": problems(Position, "dense")[""]}
     found = problems(Block, {"sublayers": {"self": of(Rotary), "ffn": of(Gated)}})
@@ -254,11 +261,10 @@ def test_only_what_was_given_is_written_unless_resolved() -> None:
     }
 
 
-@pytest.mark.parametrize("cls", parts(), ids=kind_of)
+@pytest.mark.parametrize("cls", registered(), ids=lambda c: f"{c.__module__.split('.')[1]} {kind_of(c)}")
 def test_every_part_reads_back_as_it_was_written(cls: type) -> None:
-    family = next(
-        above for above in cls.__mro__[::-1] if cls in kinds(above).values() and above is not object
-    )
+    """Of networks, tokens, tasks and training alike."""
+    family = cls.__mro__[1] if cls.__mro__[1] is not object else cls
     for change in variants(cls):
         recipe = example(cls, **change)
         assert read(family, json.loads(json.dumps(write(recipe)))) == recipe
