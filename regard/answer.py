@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.data.text import LONGEST, Lines, read_lines, write_lines
 from regard.errors import DataError, UsageError
-from regard.loaded import Loaded, Side, load
+from regard.loaded import InputError, Loaded, Side, load
 
 CHUNK = 512  # lines answered together; the first answers appear before a long file is read
 
@@ -32,6 +32,9 @@ def answer(
         raise UsageError("--nbest gives several answers for each line, so it needs --json.")
     loaded = load(run)
     loaded.rules(rules)  # wrong options are refused before anything is read
+    limit, length = loaded.model.limit, rules.get("length") or 0
+    if limit is not None and length > limit:
+        print(f"regard: the model holds {limit} tokens, so answers end before {length}.", file=sys.stderr)
     where = str(file) if file else "input" if inputs else "standard input"
     given: Iterable[str] = inputs or (read_lines(file) if file else StandardInput())
     lines = answers(loaded, given, rules, truncate, as_json, where, one_line=not inputs)
@@ -58,12 +61,8 @@ def answers(
     while some := list(islice(source, CHUNK)):
         try:
             found = answer_some(loaded, some, rules, truncate, as_json)
-        except DataError as error:
-            text = str(error)
-            number = text.removeprefix("input ").split(" ", 1)
-            if text.startswith("input ") and number[0].isdigit():
-                raise DataError(f"{where}:{done + int(number[0])}: the line {number[1]}") from None
-            raise
+        except InputError as error:
+            raise DataError(f"{where}:{done + error.number}: {error.said}") from None
         done += len(some)
         for line in found:
             yield line.replace("\r", "\\r").replace("\n", "\\n") if one_line or as_json else line

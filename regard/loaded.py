@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 Side = Literal["left", "right"]
 
 
+class InputError(DataError):
+    """One of the inputs cannot be answered: its number, from 1, and why."""
+
+    def __init__(self, number: int, said: str) -> None:
+        self.number, self.said = number, said
+        super().__init__(f"input {number}: {said}")
+
+
 class Loaded:
     """What `regard.load` returns.
 
@@ -86,16 +94,22 @@ class Loaded:
 
     def fitted(self, inputs: Sequence[str], truncate: Side | None) -> list[str]:
         """Inputs that the model can hold; too long ones are cut, or refused with their number."""
-        tokens, most = self._task().tokens, self.model.dims.length - 2  # room for a start and an end
+        from regard.tasks import Classify
+
+        task = self._task()
+        if isinstance(task, Classify) and task.longest:
+            return list(inputs)  # it was trained on texts cut to that length, and cuts these too
+        tokens, most = task.tokens, self.model.dims.length - 2  # room for a start and an end
         kept: list[str] = []
         for number, text in enumerate(inputs, 1):
-            ids = tokens.encode(text)
+            try:
+                ids = tokens.encode(text)
+            except DataError as error:
+                raise InputError(number, str(error)) from None
             if len(ids) > most:
                 if truncate is None:
-                    raise DataError(
-                        f"input {number} has {len(ids)} tokens, but the model holds {most}; shorten it, "
-                        "or cut it with --truncate left or right."
-                    )
+                    said = f"{len(ids)} tokens, but the model holds {most}; shorten it, or cut it with "
+                    raise InputError(number, said + "--truncate left or right.")
                 self.cut += 1
                 text = tokens.decode(ids[-most:] if truncate == "left" else ids[:most])
             kept.append(text)

@@ -46,7 +46,7 @@ def matrix() -> list[Cell]:
 def tried(
     position: str, position_recipe: Recipe[Position] | None, pattern: str, pattern_recipe: Recipe[Pattern]
 ) -> Cell:
-    """Build the smallest model of the pair; it writes if, token by token, it says what it says in one pass."""
+    """Build the smallest model of the pair; it writes if token by token it says the same."""
     attention = of(Attention, pattern=pattern_recipe)
     block = of(Serial, sublayers={"self": attention, "ffn": of(Dense, hidden=16)})
     stack = of(Sequential, block=block, position=position_recipe)

@@ -276,7 +276,7 @@ def test_as_many_lines_out_as_in(run: Path, tmp_path: Path) -> None:
         (b"good\nbad \xff byte\n", ":2:5"),
         (b"good\nnul \x00\n", ":2:5"),
         (b"\xff\xfea\x00", ":1:1"),
-        (b"ok\n" + b"1" * 300 + b"\n", ":2: the line has 300 tokens"),
+        (b"ok\n" + b"1" * 300 + b"\n", ":2: 300 tokens"),
     ],
 )
 def test_bad_lines_are_named(run: Path, tmp_path: Path, raw: bytes, says: str) -> None:

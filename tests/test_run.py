@@ -407,7 +407,7 @@ def test_a_saved_model_loads_without_its_task(trained: Path) -> None:
 
 def test_long_inputs_are_refused_or_cut(trained: Path) -> None:
     loaded = regard.load(trained)
-    with pytest.raises(DataError, match="input 2 has 200 tokens"):
+    with pytest.raises(DataError, match="input 2: 200 tokens"):
         loaded.predict(["1", "1" * 200])
     assert len(loaded.predict(["1", "1" * 200], truncate="left")) == 2 and loaded.cut == 1
 
