@@ -132,11 +132,16 @@ def steps(folder: Path) -> list[int]:
 
 def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that verifies; damaged ones are passed over with a warning."""
-    for step in reversed(steps(folder)):
+    return good(folder, reversed(steps(folder)), warn)
+
+
+def good(folder: Path, candidates: Iterable[int], warn: Callable[[str], None]) -> Checkpoint | None:
+    """The first of some steps whose checkpoint verifies."""
+    for step in candidates:
         try:
             return verify(place(folder, step))
         except CheckFailed as error:
-            warn(f"{error} Falling back to the checkpoint before it.")
+            warn(f"{error} Another checkpoint is used instead.")
     return None
 
 

@@ -99,10 +99,8 @@ def backward(run: Session, parts: Iterator[Batch]) -> Tensor:
         if batch.tokens == 0:
             if group.world == 1:
                 continue
-            batch, share = (
-                run.lent(),
-                0.0,
-            )  # the other processes wait for gradients: send some that count nothing
+            # The other processes wait for gradients: send some that count nothing.
+            batch, share = run.lent(), 0.0
         seed(training.seed, step, group.rank * training.accumulate + piece)
         with adding(run.objective, last=piece == training.accumulate - 1):
             with autocast(group.device, training.precision):
@@ -126,9 +124,8 @@ def update(run: Session, total: Tensor) -> Step:
     state.step += 1
     scale = run.group.world / max(count, 1.0)  # DDP and FSDP2 leave the mean over processes
     lr = run.schedule.lr(state.step, training.steps, training.lr, run.model.dims.width)
-    step = Step(
-        loss, int(count), norm_of_sum * scale, lr, math.isfinite(loss) and math.isfinite(norm_of_sum * scale)
-    )
+    good = math.isfinite(loss) and math.isfinite(norm_of_sum * scale)
+    step = Step(loss, int(count), norm_of_sum * scale, lr, good)
     if step.good:
         cut = min(1.0, training.clip / (step.norm + 1e-6)) if training.clip else 1.0
         torch._foreach_mul_(grads, scale * cut)

@@ -14,7 +14,7 @@ import torch
 
 from regard.data.batch import Batch
 from regard.data.prefetch import prefetch
-from regard.errors import UsageError
+from regard.errors import CheckFailed, UsageError
 from regard.model import Model, build
 from regard.nn.block import Block
 from regard.save import save as save_model
@@ -79,9 +79,8 @@ class Session:
                     f"{self.out} already holds a run: go on with --resume, or choose another folder."
                 )
             size = sum(p.numel() * p.element_size() for p in self.parameters)
-            preflight(
-                self.out, 2 * size * (4 if self.ema else 3)
-            )  # weights, two moments, perhaps their average
+            sets = 4 if self.ema else 3  # weights, two moments, perhaps the running average
+            preflight(self.out, 2 * sets * size)
         count, world = sum(p.numel() for p in self.parameters), self.group.world
         self.log.say(f"{count:,} parameters   {world} x {self.threads} threads   {self.group.device}")
         found = checkpoint.newest(self.checkpoints, self.log.warn) if self.group.first and resume else None
@@ -261,14 +260,21 @@ class Session:
     def conclude(self) -> Summary:
         """Put the averaged weights, if that was asked, or those of the best step, into `out/model`."""
         state, model = self.state, build(self.recipe, seed=self.training.seed)
-        chosen, figures = (
-            (state.best["step"], state.best["figures"]) if state.best else (state.step, state.figures)
-        )
-        steps = self.averaged() or [chosen]
-        found = (checkpoint.verify(checkpoint.place(self.checkpoints, step)) for step in steps)
+        best = state.best or {"step": state.step, "figures": state.figures}
+        steps = self.averaged()
+        if steps:
+            found = [checkpoint.verify(checkpoint.place(self.checkpoints, step)) for step in steps]
+        else:
+            one = checkpoint.good(self.checkpoints, [best["step"], state.step], self.log.warn)
+            if one is None:
+                raise CheckFailed(
+                    f"{self.checkpoints} has no good checkpoint left: there is no model to save."
+                )
+            found = [one]
         put(weights(model), mean(one.tensors("ema" if self.ema else "model") for one in found))
-        if self.training.average:
-            chosen = state.step
+        chosen = found[-1].step
+        figures = best["figures"] if chosen == best["step"] else state.figures
+        if steps:
             seed(self.training.seed, state.step, EVALUATION)
             figures = clean(self.task.evaluate(model.to(self.group.device), "valid", limit=self.task.limit))
             self.log.metrics({"step": state.step, "split": "valid", "averaged": steps, **figures})

@@ -88,8 +88,8 @@ class Training:
             raise UsageError("train.ema and train.average cannot both be given: choose one way to average.")
         if self.compile and self.recompute:
             raise UsageError(
-                "train.compile and train.recompute cannot both be true: a compiled model decides itself what to "
-                "compute again."
+                "train.compile and train.recompute cannot both be true: a compiled model decides itself what "
+                "to compute again."
             )
         if self.patience is not None and self.evaluate_every is None:
             raise UsageError("train.patience counts evaluations, so train.evaluate_every must be given too.")

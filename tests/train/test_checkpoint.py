@@ -7,6 +7,7 @@ import random
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import torch
 from regard.errors import CheckFailed, DiskError
 from regard.train import checkpoint
 from tests.train.compare import assert_same
-from tests.train.toy import go
+from tests.train.toy import Counting, go
 
 FACTS = {"threads": 1, "world": 1}
 
@@ -155,6 +156,16 @@ def test_a_run_falls_back_and_ends_the_same(tmp_path: Path, capsys: pytest.Captu
     metrics = (tmp_path / "hurt" / "metrics.jsonl").read_text()
     assert metrics == (tmp_path / "whole" / "metrics.jsonl").read_text()
     assert_same(tmp_path / "whole", tmp_path / "hurt")
+
+
+def test_a_damaged_best_gives_way_to_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"steps": 6, "evaluate_every": 2, "save_every": 3}
+    task = Counting(figures=[3.0, 1.0, 2.0])
+    assert go(tmp_path / "run", task, **options).chosen == 4
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "run" / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"")
+    summary = go(tmp_path / "run", resume=True, **options)
+    assert summary.chosen == 6 and "Another checkpoint is used instead" in capsys.readouterr().err
 
 
 def test_the_manifest_says_what_decides_the_bits(tmp_path: Path) -> None:
