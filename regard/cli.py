@@ -90,6 +90,8 @@ def explain(error: Exception) -> tuple[int, str]:
     code = getattr(error, "code", None)
     if type(error).__module__.startswith("regard.") and isinstance(code, int):
         return code, str(error)
+    if isinstance(error, RuntimeError) and str(error).startswith("the first process failed"):
+        return 1, "the first process failed, and has said why."  # under torchrun; this is another one
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("regard"):
         return 2, f"the Python package {error.name!r} is not installed; `regard doctor` says what is missing."
     if isinstance(error, OSError):

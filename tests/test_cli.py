@@ -107,6 +107,7 @@ def test_a_misspelt_verb_is_told() -> None:
         (TryAgain("x"), 75),
         (OSError(28, "No space left on device", "/full"), 74),
         (MemoryError(), 2),
+        (RuntimeError("the first process failed: UsageError: x"), 1),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"), 2),
         (ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib"), 2),
         (ModuleNotFoundError("No module named 'regard.x'", name="regard.x"), 70),
