@@ -126,9 +126,10 @@ class Decoder(Model):
         how: How = "auto",
     ) -> Tensor:
         """The stream before the head. Without `pos_BL`, nothing is padded."""
+        x_BLD = self.embed(ids_BL)  # first: what it refuses must not be in the cache
         ctx = self._context(ids_BL, pos_BL, cache)
         ctx = ctx.but(path="decoder", cache=cache, tape=tape, losses=losses, prefix_B=prefix_B, how=how)
-        return self.decoder(self.embed(ids_BL), ctx)  # type: ignore[no-any-return]
+        return self.decoder(x_BLD, ctx)  # type: ignore[no-any-return]
 
     @cached_property
     def prefixed(self) -> bool:
@@ -265,9 +266,10 @@ class EncoderDecoder(Model):
             raise UsageError(
                 "A target needs a source: give memory=model.encode(source), or set cache.memory to it."
             )
+        x_BLD = (self.target or self.embed)(target_BL)  # first: what it refuses must not be in the cache
         ctx = self._context(target_BL, pos_BL, cache)
         ctx = ctx.but(path="decoder", memory=memory, cache=cache, tape=tape, losses=losses, how=how)
-        return self.decoder((self.target or self.embed)(target_BL), ctx)  # type: ignore[no-any-return]
+        return self.decoder(x_BLD, ctx)  # type: ignore[no-any-return]
 
 
 def build(recipe: Recipe[Model], seed: int = 0) -> Model:

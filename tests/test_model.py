@@ -14,7 +14,7 @@ from torch import Tensor
 import regard
 from regard.errors import UsageError
 from regard.laws import lively, padding_is_blind
-from regard.laws.asking import ask, source, tokens
+from regard.laws.asking import ask, begin, source, tokens
 from regard.laws.subjects import systems
 from regard.model import Decoder, Encoder, EncoderDecoder, Model, build
 from regard.nn.context import Memory, places
@@ -210,6 +210,35 @@ def test_a_tape_with_a_cache_sees_all_keys() -> None:
         model(ids, tape=whole)
     assert tape["decoder/1/self"].shape == (3, 4, 1, 10)
     assert (tape["decoder/1/self"] - whole["decoder/1/self"][:, :, 9:]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_beyond_the_vocabulary_are_refused(name: str) -> None:
+    """In one sentence, and the cache is as it was: the same call with right ids goes on."""
+    model, ids = model_of(name), tokens(3, 6, "plain")
+    wrong = ids.clone()
+    wrong[1, 2] = 13
+    with pytest.raises(UsageError, match="Ids must be below the vocabulary of 13, but 13 was given"):
+        ask(model, wrong)
+    if isinstance(model, Encoder):
+        return
+    cache = begin(model, ids)
+    with torch.no_grad():
+        with pytest.raises(UsageError, match="Ids must be below"):
+            ask(model, wrong, cache=cache)
+        assert cache.length == 0
+        assert (ask(model, ids, cache=cache) - ask(model, ids)).abs().max() < 1e-5
+
+
+def test_one_row_of_positions_serves_all() -> None:
+    """Given as (1, L): the same as one row for each, in every way attention may take."""
+    model = model_of("gpt", length=400, pattern=of(Window, width=40), position=of(Rotary))
+    assert isinstance(model, Decoder)
+    ids = tokens(3, 300, "plain")
+    with torch.no_grad():
+        one = model.states(ids, torch.arange(300)[None])
+        assert torch.equal(one, model.states(ids, torch.arange(300).expand(3, -1)))
+        assert (one - model.states(ids)).abs().max() < 1e-4
 
 
 # ---- encoder, decoder, both

@@ -180,7 +180,7 @@ def _blockwise(
     """
     back_BL = None
     if not ctx.plain:
-        pos_BL = ctx.pos_BL
+        pos_BL = ctx.pos_BL.expand(len(q_BHLK), -1)
         order_BL = torch.where(pos_BL >= 0, pos_BL, pos_BL.shape[1]).argsort(dim=1, stable=True)
         back_BL = order_BL.argsort(1)
         j_BM = pos_BL.gather(1, order_BL)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.dims import Dims
+from regard.errors import UsageError
 from regard.nn.embed.embed import Embed
 from regard.spec import part
 
@@ -35,7 +36,13 @@ class Tokens(Embed):
 
     def forward(self, ids_BL: Tensor, segments_BL: Tensor | None = None) -> Tensor:
         """E[id]."""
-        x_BLD = F.embedding(ids_BL.clamp(min=0), self.weight)
+        try:
+            x_BLD = F.embedding(ids_BL.clamp(min=0), self.weight)
+        except IndexError:
+            raise UsageError(
+                f"Ids must be below the vocabulary of {len(self.weight)}, but {int(ids_BL.max())} was given; "
+                "was the text read with another tokenizer?"
+            ) from None
         if self.factor != 1.0:
             x_BLD = x_BLD * self.factor
         if self.segments is not None:
