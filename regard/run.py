@@ -12,33 +12,24 @@ vocabulary, say) is filled in where the file does not give it.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.dims import Dims
-from regard.dotted import PathError, change, near, parse_override, put
+from regard.dotted import PathError, near, parse_override, put
 from regard.errors import UsageError
+from regard.run_model import DIMS, check_model, read_model
 from regard.spec import Problem, Recipe, SpecError, kinds, of, read, takes, write
 from regard.strict_yaml import Document, read_document
 
 if TYPE_CHECKING:
     from regard.loaded import Loaded
     from regard.model import Model
-    from regard.systems import System
     from regard.tasks import Task
     from regard.train import Training
 
 SECTIONS = ("model", "task", "train")
-MODEL = ("system", "size", "dims", "change")
-DIMS = tuple(f.name for f in fields(Dims))
-# Numbers beyond these cannot be meant, and building what they ask for would never end.
-LARGEST = {
-    "width": 10**6, "heads": 10**5, "head": 10**6, "layers": 10**4, "length": 10**8, "vocab": 10**8,
-    "hidden": 10**8, "classes": 10**7, "groups": 10**5,
-}  # fmt: skip
 
 
 class RunError(SpecError):
@@ -86,7 +77,7 @@ class Run:
         """The model's recipe, with what the task needs filled in where it was not given."""
         problems: list[Problem] = []
         places = dict(self.places)
-        recipe = _read_model(self.model, dict(needs or {}), problems, places)
+        recipe = read_model(self.model, dict(needs or {}), problems, places)
         if problems or recipe is None:
             raise RunError(self.name, problems, places)
         return recipe
@@ -119,7 +110,7 @@ def read_run(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = 
     task = _read_section("task", data, problems, folder)
     train = _read_section("train", data, problems, None)
     if "model" in data:
-        _check_model(data["model"], task is not None or "task" in data, problems, places)
+        check_model(data["model"], task is not None or "task" in data, problems, places)
     elif "task" in data:
         problems.append(("model", "must be given: which system, as in model: {system: gpt}."))
     if problems:
@@ -247,131 +238,6 @@ def _found(value: Any, folder: Path | None) -> Any:
             if home is not None and (home / value).exists():
                 return str((home / value).resolve())
     return value
-
-
-def _check_model(data: Any, has_task: bool, problems: list[Problem], places: dict[str, str]) -> None:
-    """Build the model without weights, with stand-ins for what the task will say: mistakes show at once."""
-    from regard.blank import blank
-
-    before = len(problems)
-    recipe = _read_model(data, None if has_task else {}, problems, places)
-    if recipe is None or len(problems) > before:
-        return
-    try:
-        with blank():
-            recipe.build()
-    except SpecError as error:
-        problems.extend((f"model.{path}" if path else "model", text) for path, text in error.problems)
-    except UsageError as error:
-        problems.append(("model", str(error)))
-
-
-def _read_model(
-    data: dict[str, Any], needs: dict[str, Any] | None, problems: list[Problem], places: dict[str, str]
-) -> Recipe[Model] | None:
-    """The recipe of a model section. `needs` None: the task is not prepared yet, so stand-ins are used."""
-    data = dict(data)
-    changes = data.pop("change", None) or {}
-    if not isinstance(changes, dict):
-        problems.append(("model.change", f"must be a mapping of dotted paths, but {changes!r} was given."))
-        return None
-    before = len(problems)
-    _check_sizes(data, "model", problems)
-    _check_sizes(changes, "model.change", problems)
-    if len(problems) > before:
-        return None
-    from regard.model import Model
-
-    if "system" in data:
-        recipe = _read_system(data, needs, problems)
-    else:
-        recipe = _try_read(Model, data, problems)
-    if recipe is None or not changes:
-        return recipe
-    plain = write(recipe, resolved=True)
-    for path, value in changes.items():
-        try:
-            for at in change(plain, path, copy.deepcopy(value)):
-                places[f"model.{at}"] = places.get(f"model.change.{path}", "")
-        except PathError as error:
-            problems.append((f"model.change.{path}", str(error)))
-    if len(problems) > before:
-        return None
-    return _try_read(Model, plain, problems)
-
-
-def _try_read(family: type[Any], data: Any, problems: list[Problem]) -> Recipe[Any] | None:
-    try:
-        return read(family, data, "model")
-    except SpecError as error:
-        problems.extend(error.problems)
-        return None
-
-
-def _read_system(
-    data: dict[str, Any], needs: dict[str, Any] | None, problems: list[Problem]
-) -> Recipe[Model] | None:
-    from regard.systems import SYSTEMS, find
-    from regard.systems import recipe as system
-
-    name, size, dims = data.pop("system"), data.pop("size", None), data.pop("dims", None) or {}
-    if not isinstance(name, str) or name not in SYSTEMS:
-        problems.append(("model.system", f"no system is called {name!r}.{near(str(name), SYSTEMS)}"))
-        return None
-    if not isinstance(dims, dict):
-        problems.append(("model.dims", f"must be a mapping of {', '.join(DIMS)}, but {dims!r} was given."))
-        return None
-    before = len(problems)
-    for key in dims:
-        if key not in DIMS:
-            problems.append((f"model.dims.{key}", f"dims has no number {str(key)!r}.{near(str(key), DIMS)}"))
-        elif key in data:
-            problems.append((f"model.{key}", "is given twice: here and under dims."))
-    known = takes(SYSTEMS[name].make)
-    for key in [key for key in data if key not in known and key not in DIMS]:
-        hint = near(str(key), [*known, *DIMS, *MODEL])
-        problems.append((f"model.{key}", f"system {name!r} has no option {str(key)!r}.{hint}"))
-        del data[key]
-    options = {**dims, **data}
-    for key, value in (needs or {}).items():
-        if key in options and options[key] != value:
-            problems.append(
-                (f"model.{key}", f"the task needs {value!r}, but {options[key]!r} was given; leave it out.")
-            )
-        options[key] = value
-    if len(problems) > before:
-        return None
-    if needs is None:
-        options = {**_stand_ins(find(name), size, options), **options}
-    try:
-        recipe: Recipe[Model] = system(name, size=size, **options)
-    except SpecError as error:
-        problems.extend(error.problems)
-        return None
-    except UsageError as error:
-        problems.append(("model", str(error)))
-        return None
-    return recipe
-
-
-def _stand_ins(system: System, size: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers in place of those that only the prepared task knows, so that the rest can be checked before."""
-    preset = system.sizes.get(size, {}) if size else {}
-    known = takes(system.make)
-    asked = [name for name, p in known.items() if p.default is inspect.Parameter.empty and name not in preset]
-    if "head" in given and "classes" in known:
-        asked.append("classes")
-    return dict.fromkeys(asked, 8)
-
-
-def _check_sizes(data: Any, path: str, problems: list[Problem]) -> None:
-    """Refuse numbers that cannot be meant, wherever they stand."""
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-        at, most = f"{path}.{key}", LARGEST.get(str(key).rpartition(".")[2])
-        if isinstance(value, dict | list):
-            _check_sizes(value, at, problems)
-        elif most is not None and isinstance(value, int | float) and not 1 <= value <= most:
-            problems.append((at, f"must be from 1 to {most:,}, but {value:,} was given."))
 
 
 def _place(path: str, places: Mapping[str, str]) -> str:

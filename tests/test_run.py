@@ -331,6 +331,14 @@ def test_needs_are_filled_in_and_must_agree(file: Path) -> None:
         run.recipe({"vocab": 12, "classes": 2})
 
 
+def test_a_model_written_out_must_fit_its_task(file: Path) -> None:
+    run = read_run(file)
+    whole = {"model": run.resolved(run.recipe({"vocab": 12}))["model"], "task": "dates"}
+    assert read_run(whole).recipe({"vocab": 12}) is not None
+    with pytest.raises(RunError, match=r"model\.embed\.vocab +the task needs 13, but 12"):
+        read_run(whole).recipe({"vocab": 13})
+
+
 def test_a_model_alone(tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
     path.write_text("model: {system: gpt, vocab: 7, dims: {width: 8, heads: 2}}")
