@@ -106,7 +106,11 @@ def _allow(pattern: Pattern, ctx: Context, j_BM: Tensor) -> Tensor:
         i, j = ctx.pos_BL[:, None, :, None], j_BM[:, None, None, :]
         return pattern(i, j) & (j >= 0)
 
-    return cast(Tensor, ctx.once(("allow", pattern, id(j_BM)), make)) if j_BM is ctx.pos_BL else make()
+    if j_BM is ctx.pos_BL:
+        return cast(Tensor, ctx.once(("own", pattern), make))
+    if ctx.memory is not None and j_BM is ctx.memory.pos_BM:
+        return cast(Tensor, ctx.once(("memory", pattern), make))
+    return make()
 
 
 def _bias(position: Position | None, raw_BHLK: Tensor, j_BM: Tensor, ctx: Context) -> Tensor | None:
@@ -133,8 +137,9 @@ def _fused(
     mask = allow if bias is None else bias if allow is None else bias.masked_fill(~allow, float("-inf"))
     if mask is not None and mask.dtype.is_floating_point:
         mask = mask.to(q.dtype)
+    causal, grouped = bool(causal), bool(q.shape[1] != k.shape[1])  # plain bools where a compiler traces
     return F.scaled_dot_product_attention(
-        q, k, v, mask, dropout, causal, scale=score.scale_of(q), enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, mask, dropout, causal, scale=score.scale_of(q), enable_gqa=grouped
     )
 
 

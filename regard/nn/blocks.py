@@ -48,7 +48,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         grad = grad.unflatten(3, (-1, ctx.shape[3]))
         moves = sorted(ctx.moves, key=lambda run: run[1] - run[2])  # the longest first
         whole = bool(moves) and moves[0][2] - moves[0][1] == ctx.shape[2]
