@@ -195,7 +195,7 @@ def _default(value: Any) -> str:
 
 
 def _family(cls: type) -> str:
-    """The most general class above a part that is regard's own and no part itself: Task, Position, Training."""
+    """The most general class above a part that is regard's own and no part itself: Task, Position."""
     own = [c for c in cls.__mro__ if c.__module__.startswith("regard.") and c not in spec.PARTS]
     return (own[-1] if own else cls).__name__.lower()
 
