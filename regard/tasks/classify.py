@@ -28,6 +28,7 @@ from regard.tasks.task import (
     Task,
     digest_of_files,
     digest_of_texts,
+    hold_out,
     resting,
     same_count,
     settle_tokens,
@@ -50,7 +51,7 @@ class Classify(Task):
     stands at its first token. Devlin et al. 2019, section 4, arXiv 1810.04805.
 
     Options:
-        train, valid, test: tables
+        train, valid, test: tables; without `valid`, part of `train` is held out
         text, label: the names of the fields
         fields: the names of all columns of a .tsv file whose first line does not name them
         each: one label for each word
@@ -88,6 +89,9 @@ class Classify(Task):
         self.notes = []
         tables = {split: self._read(split, path) for split, path in self.where.items() if path is not None}
         self.labels = sorted({name for _, names, _ in tables["train"] for name in names})
+        if "valid" not in tables:
+            tables["train"], tables["valid"], note = hold_out(tables["train"])
+            self.notes.append(note)
         if len(self.labels) < 2:
             raise DataError(
                 f"{self.where['train']}: at least two labels are needed, but there is {self.labels}."

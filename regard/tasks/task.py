@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from regard.model import Model
 
 Figures = dict[str, float | str]
+Row = TypeVar("Row")
 SAMPLES = 64  # rows of a batch where nothing is learned from it
 
 
@@ -177,6 +178,20 @@ def settle_tokens(
         home.parent.mkdir(parents=True, exist_ok=True)
         tokens.save(home)
     return tokens
+
+
+def hold_out(rows: list[Row]) -> tuple[list[Row], list[Row], str]:
+    """Train and valid split of data that came without a valid split, and a sentence that says so.
+
+    Every 20th sample is held out, fewer where that would be more than a thousand: always the same ones.
+    """
+    every = max(2, min(20, len(rows)), -(-len(rows) // 1000))
+    held = rows[every - 1 :: every]
+    kept = [row for n, row in enumerate(rows) if n % every != every - 1]
+    if not held:
+        raise DataError(f"a valid split must be given or held out, but there are only {len(rows)} samples.")
+    note = f"no valid split was given: {len(held)} of {len(rows)} samples are held out for it"
+    return kept, held, note
 
 
 def digest_of_files(paths: Iterable[str | Path | None]) -> str:

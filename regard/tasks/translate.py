@@ -16,7 +16,7 @@ from regard.model import Model
 from regard.spec import Recipe, of, part
 from regard.tasks.loss import Convention, smoothed
 from regard.tasks.metrics import bleu, chrf
-from regard.tasks.task import Figures, digest_of_files, digest_of_texts, settle_tokens
+from regard.tasks.task import Figures, digest_of_files, digest_of_texts, hold_out, settle_tokens
 from regard.tasks.transduce import BOS, EOS, UNK, Row, Transduce
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Translate(Transduce):
 
     Options:
         source, target: files of the train split, line by line; or two fields of `table`
-        valid_source, valid_target: files of the valid split
+        valid_source, valid_target: files of the valid split; if missing, part of the train split is held out
         test_source, test_target: files of the test split
         table, valid_table, test_table: .tsv or .jsonl files with both sides as named fields, instead of files
         fields: the names of all columns of .tsv files whose first line does not name them
@@ -95,6 +95,9 @@ class Translate(Transduce):
         """Read all pairs, train the tokens on both sides of the train split, and encode everything."""
         self.notes = []
         self.texts = {split: self._read(split) for split, paths in self.where.items() if paths[0] is not None}
+        if "valid" not in self.texts:
+            self.texts["train"], self.texts["valid"], note = hold_out(self.texts["train"])
+            self.notes.append(note)
         self.tokens = settle_tokens(folder, self.recipe, self._sides, [BOS, EOS, UNK])
         self.ids = {
             split: [(self.tokens.encode(a), self.tokens.encode(b)) for a, b in pairs]
