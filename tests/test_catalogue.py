@@ -54,7 +54,7 @@ def test_bars_of_the_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern in ("causal", "window", "prefix"):
         for group in ("MHA", "GQA", "MQA"):
             for cache in ("growing", "static"):
-                for feed in ("by 1", "by 3", "by 7", "by 18", "beams", "rollback"):
+                for feed in ("by 1", "by 3", "by 7", "by 18", "plain", "beams", "rollback"):
                     assert f"{pattern}, {group}, {cache}, {feed}" in names
     names = [name for name, _ in found["kernels", "none"].cases()]
     for pattern in ("full", "causal", "window", "window both", "prefix", "all_of", "any_of", "per_head"):

@@ -131,10 +131,10 @@ def _spread(rows: Sequence[Tensor], width: int, pads: str) -> Tensor:
 
 
 def loss_falls(recipe: Recipe[Model]) -> float:
-    """What twenty steps on one batch leave of the loss, as a part of what it was."""
+    """What fifteen steps on one batch leave of the loss, as a part of what it was."""
     model, ids_BL = build(recipe).train(), tokens(3, LENGTH, "right")
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), list[float]()
-    for _ in range(20):
+    for _ in range(15):
         y = ask(model, ids_BL)
         target = torch.arange(3) if y.ndim == 2 else ids_BL.roll(-1, 1)
         kept = target >= 0

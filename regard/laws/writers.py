@@ -47,12 +47,14 @@ def _watched(model: Model, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
         handle.remove()
 
 
-def decode_equals_forward(model: Model, static: bool = False, chunk: int = 1, first: int = 0) -> float:
-    """Fed `chunk` by `chunk` through a cache, ragged and padded on the left, it answers as in one pass.
+def decode_equals_forward(
+    model: Model, static: bool = False, chunk: int = 1, first: int = 0, pads: str = "left"
+) -> float:
+    """Fed `chunk` by `chunk` through a cache, padded or not, it answers as in one pass.
 
     `first` is the size of the first piece where it must be another: a prefix is fed at once.
     """
-    ids_BL = tokens(3)
+    ids_BL = tokens(3, pads=pads)
     cache = begin(model, ids_BL, LENGTH if static else None)
     cuts = [0, *range(first or chunk, LENGTH, chunk), LENGTH]
     with torch.no_grad():
@@ -60,9 +62,9 @@ def decode_equals_forward(model: Model, static: bool = False, chunk: int = 1, fi
         return gap(torch.cat(pieces, 1), ask(model, ids_BL), ids_BL >= 0)
 
 
-def beams_equal_forward(model: Model, static: bool = False, first: int = 0) -> float:
+def beams_equal_forward(model: Model, static: bool = False, first: int = 0, pads: str = "left") -> float:
     """Rows of the cache are permuted, repeated and dropped on the way: each goes on from its own past."""
-    ids_BL, new = tokens(3), tokens(4, pads="plain", seed=1)
+    ids_BL, new = tokens(3, pads=pads), tokens(4, pads="plain", seed=1)
     source_BM, worst = source(ids_BL), 0.0
     cache = begin(model, ids_BL, LENGTH if static else None)
     half = max(first, 9)
@@ -77,10 +79,11 @@ def beams_equal_forward(model: Model, static: bool = False, first: int = 0) -> f
     return worst
 
 
-def rollback_equals_forward(model: Model, static: bool = False, first: int = 0) -> float:
-    """Tokens that were fed and taken back, again and again, padded unevenly, leave nothing behind."""
-    ids_BL, guess = tokens(3), tokens(3, 3, "plain", seed=2)
-    guess[0, 0] = guess[1, 2] = -1
+def rollback_equals_forward(model: Model, static: bool = False, first: int = 0, pads: str = "left") -> float:
+    """Tokens that were fed and taken back, again and again, padded unevenly or not, leave nothing behind."""
+    ids_BL, guess = tokens(3, pads=pads), tokens(3, 3, "plain", seed=2)
+    if pads != "plain":
+        guess[0, 0] = guess[1, 2] = -1
     cache = begin(model, ids_BL, LENGTH + 3 if static else None, spare=3)
     cuts = [0, *range(max(first, 8), LENGTH, 2), LENGTH]
     got: list[Tensor] = []
