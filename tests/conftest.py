@@ -22,8 +22,3 @@ def one_seed() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
-
-
-def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
-    """Names of cases hold no addresses: two workers must collect the same tests."""
-    return argname if " at 0x" in repr(val) else None
