@@ -14,7 +14,8 @@ from regard.dims import Dims
 from regard.errors import UsageError
 from regard.laws import lively
 from regard.laws.subjects import enlivened, positions
-from regard.nn.context import places
+from regard.nn.block import Serial
+from regard.nn.context import Context, places
 from regard.nn.mixer import Attention
 from regard.nn.pattern import Full
 from regard.nn.position import Alibi, Concatenated, Learned, Position, Rotary, Sinusoidal, T5Bias
@@ -202,8 +203,6 @@ def test_a_layer_may_have_a_scheme_of_its_own() -> None:
         sublayers={"self": of(Attention, position=of(Alibi)), "ffn": block.options["sublayers"]["ffn"]}
     )
     without = block.but(sublayers={"self": of(Attention), "ffn": block.options["sublayers"]["ffn"]})
-    from regard.nn.context import Context
-
     x, ctx = torch.randn(2, 9, 16), Context(POS)
     stacks = []
     for recipe, shared in ((with_own, of(Rotary)), (without, of(Alibi)), (without, of(Rotary))):
@@ -211,6 +210,17 @@ def test_a_layer_may_have_a_scheme_of_its_own() -> None:
         stacks.append(enlivened(Sequential(DIMS, block=recipe, position=shared))(x, ctx.but(known={})))
     assert torch.equal(stacks[0], stacks[1]) and not torch.allclose(stacks[0], stacks[2], atol=1e-3)
     assert own.position is not None
+
+
+def test_a_bias_of_one_layer_does_not_serve_another() -> None:
+    """Layers that share a scheme share its bias; layers with tables of their own must not."""
+    own = of(Attention, position=of(T5Bias))
+    stack = enlivened(Sequential(DIMS.but(layers=2), block=of(Serial, sublayers={"self": own}), leave=None))
+    x = torch.randn(2, 9, 16)
+    apart = x
+    for depth, block in enumerate(stack.blocks):
+        apart = block(apart, Context(POS).at(depth))
+    assert torch.equal(stack(x, Context(POS)), apart)
 
 
 def test_encoders_and_decoders_place_their_own_tokens() -> None:
