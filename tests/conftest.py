@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Set before torch is imported: one thread gives the same bits everywhere, and two workers share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,3 +23,6 @@ def one_seed() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    # Started in the background or under nohup, a process ignores these, and so would all it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
