@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import flex_attention
 
 import regard.nn.attend
 from regard.dims import Dims
@@ -257,6 +258,35 @@ def test_long_windows_go_blockwise_by_themselves(pads: str, monkeypatch: pytest.
     assert [c["queries"] for c in calls] == [128] and calls[0]["keys"] == 256
     for a, b in zip(*found, strict=True):
         assert (a - b).abs().max() < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("first", [of(Window, width=3), of(Causal)], ids=["window", "causal"])
+def test_flex_leaves_out_no_block_that_another_head_needs(
+    first: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU skips what the mask of blocks leaves out, so it must be made for each head where heads differ."""
+    made: list[Any] = []
+    real = flex_attention.create_block_mask
+
+    def watched(*given: Any, **more: Any) -> Any:
+        made.append(real(*given, **more))
+        return made[-1]
+
+    monkeypatch.setattr(flex_attention, "create_block_mask", watched)
+    q, dims = torch.randn(1, 2, 300, 8), Dims(width=16, heads=2)
+    pos = plain_places(0, 300, q.device)
+    with torch.no_grad():
+        for pattern in (first.build(dims), PerHead(dims, [first, of(Causal)])):
+            ctx = Context(pos, True)
+            ways = [ctx.but(how=how, known={}) for how in ("flex", "explicit")]
+            a, b = (attend(q, q, q, pos, c, score=Dot(dims), pattern=pattern) for c in ways)
+            assert (a - b).abs().max() < 1e-5
+    dense = [mask.to_dense()[0] for mask in made]
+    assert [len(d) for d in dense] == [1, 2]
+    below = torch.ones(3, 3).tril().int()
+    assert torch.equal(dense[1][1], below), "the second head needs every block before it"
+    assert torch.equal(dense[1][0], dense[0][0])
 
 
 def test_memory_of_a_window_grows_with_the_length_alone() -> None:
