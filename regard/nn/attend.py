@@ -11,6 +11,8 @@ explicit   scores written out; when a tape records, or the score is no dot produ
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -50,10 +52,11 @@ def attend(
     """
     pattern = pattern.bind(ctx)
     bias = position if position is not None and position.biased else None
+    value = position if position is not None and position.valued else None
     raw_BHLK = q_BHLK if raw_BHLK is None else raw_BHLK
-    how = _choose(q_BHLK, k_BGMK, j_BM, ctx, score, pattern)
+    how = _choose(q_BHLK, k_BGMK, j_BM, ctx, score.is_dot and value is None, pattern)
     if how == "blockwise":
-        return _blockwise(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, bias, raw_BHLK, dropout)
+        return _blockwise(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, position, raw_BHLK, dropout)
     if how == "flex":
         return _flex(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, bias, raw_BHLK)
     causal, allow = False, None
@@ -65,11 +68,12 @@ def attend(
     bias_BHLM = _bias(bias, raw_BHLK, j_BM, ctx)
     if how == "fused":
         return _fused(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, causal, dropout)
-    return _explicit(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, dropout, ctx)
+    more = partial(value.value, i_BL=ctx.pos_BL, j_BM=j_BM) if value is not None else None
+    return _explicit(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, more, dropout, ctx)
 
 
 def _choose(
-    q_BHLK: Tensor, k_BGMK: Tensor, j_BM: Tensor, ctx: Context, score: Score, pattern: Pattern
+    q_BHLK: Tensor, k_BGMK: Tensor, j_BM: Tensor, ctx: Context, fusible: bool, pattern: Pattern
 ) -> How:
     """The quickest way that gives what is asked for."""
     if ctx.tape is not None or ctx.how == "explicit":
@@ -81,13 +85,17 @@ def _choose(
             raise UsageError(
                 "The blockwise way needs queries and keys of the same tokens; leave `how` at 'auto'."
             )
+        if ctx.how == "flex" and not fusible:
+            raise UsageError(
+                "FlexAttention needs a dot product as score and plain values; leave `how` at 'auto'."
+            )
         return ctx.how
     if ctx.how == "auto" and own and length > 2 * BLOCK:
         count = -(-length // BLOCK)
         blocks = pattern.keys(BLOCK, count)
         if blocks is not None and 2 * blocks.shape[1] <= count:
-            return "flex" if q_BHLK.is_cuda and score.is_dot and ctx.plain else "blockwise"
-    return "fused" if score.is_dot else "explicit"
+            return "flex" if q_BHLK.is_cuda and fusible and ctx.plain else "blockwise"
+    return "fused" if fusible else "explicit"
 
 
 def _whole(ctx: Context, j_BM: Tensor) -> bool:
@@ -150,6 +158,7 @@ def _explicit(
     score: Score,
     allow: Tensor | None,
     bias: Tensor | None,
+    more: Callable[[Tensor], Tensor] | None,
     dropout: float,
     ctx: Context,
 ) -> Tensor:
@@ -164,7 +173,8 @@ def _explicit(
         w_BHLM = s_BHLM.softmax(-1)
     if ctx.tape is not None:
         ctx.tape[ctx.path] = w_BHLM.detach()
-    return F.dropout(w_BHLM, dropout, dropout > 0).to(v.dtype) @ v
+    w_BHLM = F.dropout(w_BHLM, dropout, dropout > 0).to(v.dtype)
+    return w_BHLM @ v if more is None else w_BHLM @ v + more(w_BHLM)
 
 
 def _blockwise(
@@ -206,12 +216,15 @@ def _blockwise(
     allow = pattern(i.flatten(0, 1)[:, None, :, None], j.flatten(0, 1)[:, None, None, :])
     allow = allow & (j.flatten(0, 1)[:, None, None, :] >= 0)  # (B or 1 * N, H or 1, block, S*block)
     allow = allow.unflatten(0, (-1, count)).transpose(1, 2)  # (B or 1, H or 1, N, block, S*block)
-    bias = None
-    if position is not None:  # every block is a row of its own
-        rows = raw.transpose(1, 2).flatten(0, 1)
+    bias, more = None, None
+    if position is not None and (position.biased or position.valued):  # every block is a row of its own
         i_rows, j_rows = (t.expand(B, -1, -1).flatten(0, 1) for t in (i, j))
-        bias = position.bias(rows, i_rows, j_rows)
-        bias = bias.expand(B * count, H, -1, -1).unflatten(0, (B, count)).transpose(1, 2).flatten(0, 1)
+        if position.biased:
+            bias = position.bias(raw.transpose(1, 2).flatten(0, 1), i_rows, j_rows)
+            bias = _as_heads(bias.expand(B * count, H, -1, -1), B)
+        if position.valued:
+            value = position.value
+            more = lambda w: _as_heads(value(_as_rows(w, H), i_rows, j_rows), B)  # noqa: E731
     k, v = (
         t.repeat_interleave(H // G, 1).flatten(0, 1) for t in (k, v)
     )  # (B*H, N, S*block, K): blocks as heads
@@ -220,12 +233,22 @@ def _blockwise(
     else:
         allow = allow.expand(B, H, -1, -1, -1).flatten(0, 1)
     q = q.flatten(0, 1)
-    if score.is_dot:
+    if score.is_dot and more is None:
         y = _fused(q, k, v, score, allow, bias, False, dropout)
     else:
-        y = _explicit(q, k, v, score, allow, bias, dropout, ctx.but(tape=None))
+        y = _explicit(q, k, v, score, allow, bias, more, dropout, ctx.but(tape=None))
     y_BHLK = y.unflatten(0, (B, H)).flatten(2, 3)[:, :, :L]
     return y_BHLK if back_BL is None else _rows(y_BHLK, back_BL)
+
+
+def _as_heads(t: Tensor, B: int) -> Tensor:
+    """Blocks that were rows, (B*N, H, ...), become heads: (B*H, N, ...)."""
+    return t.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+def _as_rows(t: Tensor, H: int) -> Tensor:
+    """And back: (B*H, N, ...) to (B*N, H, ...)."""
+    return t.unflatten(0, (-1, H)).transpose(1, 2).flatten(0, 1)  # type: ignore[no-any-return]
 
 
 def _cut(t_BHLK: Tensor, count: int, short: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.nn.attend import attend
+from regard.nn.compress import Compress
 from regard.nn.context import Context
 from regard.nn.mixer.mixer import Mixer
 from regard.nn.pattern import Full, Pattern
@@ -32,6 +33,7 @@ class Attention(Mixer):
       score: how a query is compared with a key
       pattern: which keys a query may see
       position: this layer's own scheme, in place of the one that the stack shares
+      compress: keys and values are made fewer before they are looked at
       groups: how many sets of keys and values; as many as heads if not given
       cross: keys and values come from the encoder's memory
       bias: on the projections
@@ -44,6 +46,7 @@ class Attention(Mixer):
         score: Recipe[Score] = of(Dot),
         pattern: Recipe[Pattern] = of(Full),
         position: Recipe[Position] | None = None,
+        compress: Recipe[Compress] | None = None,
         groups: int | None = None,
         cross: bool = False,
         bias: bool = True,
@@ -59,6 +62,10 @@ class Attention(Mixer):
             raise UsageError(
                 "Cross-attention looks at another sequence, so it takes no position; leave it out."
             )
+        if cross and compress is not None:
+            raise UsageError(
+                "Cross-attention keeps the memory as it is; give `compress` to a self-attention."
+            )
         asks, answers = self.heads * self.size, 2 * self.groups * self.size
         if cross:
             self.q, self.kv = (
@@ -70,6 +77,9 @@ class Attention(Mixer):
         self.out = nn.Linear(asks, dims.width, bias=bias)
         self.score, self.pattern = score.build(dims), pattern.build(dims)
         self.position = position.build(dims) if position else None
+        self.compress = compress.build(dims) if compress else None
+        if self.compress is not None:
+            self.compress.check(self.pattern)
         self.cross, self.dropout = cross, dropout
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
@@ -84,7 +94,7 @@ class Attention(Mixer):
             j_BM,
             ctx,
             score=self.score,
-            pattern=self.pattern,
+            pattern=self.pattern if position is None else position.narrow(self.pattern),
             position=position,
             raw_BHLK=raw_BHLK,
             dropout=self.dropout if self.training else 0.0,
@@ -102,7 +112,12 @@ class Attention(Mixer):
         q_BHLK, j_BM = raw_BHLK, ctx.pos_BL
         if position is not None:
             q_BHLK, k_BGMK = position.turn(raw_BHLK, k_BGMK, ctx.pos_BL)
-        if ctx.cache is not None:
+            raw_BHLK = position.ask(raw_BHLK, x_BLD)
+            if ctx.losses is not None:
+                position.charge(ctx)
+        if self.compress is not None:
+            k_BGMK, v_BGMK, j_BM = self.compress(k_BGMK, v_BGMK, ctx)
+        elif ctx.cache is not None:
             k_BGMK, v_BGMK, j_BM = ctx.cache.extend(ctx.path, k_BGMK, v_BGMK, self.pattern.reach)
         return q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK
 

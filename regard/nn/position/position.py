@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from regard.nn.context import Context
+    from regard.nn.pattern.pattern import Pattern
+
 
 class Position(nn.Module):
-    """Three moments at which a position can enter: at the input, on queries and keys, on scores.
+    """The moments at which a position can enter: at the input, on queries and keys, on scores, on values.
 
     biased  `bias` is used
     shared  the bias does not depend on the queries, so that layers that share the scheme share it too
+    valued  `value` is used: weights must be written out
+    every   `add` comes before every layer, not only before the first
     limit   positions must stay below this; None: any
     """
 
     biased: ClassVar[bool] = False
     shared: ClassVar[bool] = False
+    valued: ClassVar[bool] = False
+    every: ClassVar[bool] = False
     limit: int | None = None
+
+    def at(self, layer: int) -> Position:
+        """The scheme as this layer of the stack has it, where layers differ."""
+        return self
 
     def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
         """At the input of the stack."""
@@ -27,6 +39,21 @@ class Position(nn.Module):
         """On queries and new keys, before keys are cached; both stand at i_BL."""
         return q_BHLK, k_BGLK
 
+    def ask(self, q_BHLK: Tensor, x_BLD: Tensor) -> Tensor:
+        """What a bias is made from, a row for each head and query: the unturned queries, if nothing else."""
+        return q_BHLK
+
     def bias(self, q_BHLK: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
-        """On scores, from the unturned queries: (B or 1, H, L, M)."""
+        """On scores, from what `ask` gave: (B or 1, H, L, M)."""
         raise NotImplementedError
+
+    def value(self, w_BHLM: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
+        """What is read besides the values, by the same weights: (B, H, L, K)."""
+        raise NotImplementedError
+
+    def narrow(self, pattern: Pattern) -> Pattern:
+        """The pattern without the keys that this scheme gives no weight."""
+        return pattern
+
+    def charge(self, ctx: Context) -> None:
+        """Put what this scheme costs under `ctx.losses`, where it has a price."""

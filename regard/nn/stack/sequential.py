@@ -55,13 +55,17 @@ class Sequential(Stack):
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Enter, go down, leave."""
-        if self.position is not None:
-            x_BLD = self.position.add(x_BLD, ctx.pos_BL)
+        position = self.position
+        if position is not None:
+            x_BLD = position.at(0).add(x_BLD, ctx.pos_BL)
         if self.enter is not None:
             x_BLD = self.enter(x_BLD)
-        x_BLD, ctx = self.dropout(x_BLD), ctx.but(position=self.position)
+        x_BLD = self.dropout(x_BLD)
         for depth, block in enumerate(self.blocks):
-            x_BLD = block(x_BLD, ctx.at(depth))
+            here = position.at(depth) if position is not None else None
+            if here is not None and here.every and depth:
+                x_BLD = here.add(x_BLD, ctx.pos_BL)
+            x_BLD = block(x_BLD, ctx.at(depth).but(position=here))
         if self.leave is not None:
             x_BLD = self.leave(x_BLD)
         return self.leave_dropout(x_BLD)  # type: ignore[no-any-return]
