@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from regard.data.batch import Batch, Batches, Numbers
+from regard.data.order import mix
 from regard.data.shards import Shards
 from regard.data.synthetic import Split
 from regard.data.text import read_lines, read_text, replacing
@@ -24,6 +25,7 @@ from regard.tasks.task import Task, digest_of_files, digest_of_texts, settle_tok
 
 Files = str | list[str]
 Document = Literal["file", "line"]
+Cut = Literal["once", "anywhere"]
 EOS = "</s>"
 
 
@@ -122,6 +124,7 @@ class Corpus(Task):
         size: int | None,
         seed: int,
         shuffle: bool | None,
+        cut: Cut = "once",
     ) -> Batches:
         """Batches of windows. `make` gets (sample number, start, stop) of each window, and the epoch.
 
@@ -137,6 +140,10 @@ class Corpus(Task):
             return shifted_edges(total, length, int(shift))
 
         def of_numbers(numbers: Numbers, epoch: int) -> Batch:
+            if cut == "anywhere" and shuffle and total > length:
+                starts = mix(seed, epoch, numbers) % np.uint64(total - length + 1)
+                pairs = zip(numbers.tolist(), starts.tolist(), strict=True)
+                return make([(n, start, start + length) for n, start in pairs], epoch)
             at = edges(epoch)
             return make([(n, int(at[n]), int(at[n + 1])) for n in numbers.tolist()], epoch)
 

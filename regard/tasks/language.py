@@ -17,7 +17,7 @@ from regard.errors import UsageError
 from regard.model import Decoder, Model
 from regard.nn.context import places
 from regard.spec import Recipe, of, part
-from regard.tasks.corpus import EOS, Corpus, Document, Files
+from regard.tasks.corpus import EOS, Corpus, Cut, Document, Files
 from regard.tasks.loss import nll
 from regard.tasks.task import Figures, Loss, same_count
 
@@ -32,8 +32,8 @@ class Language(Corpus):
         loss = -sum_t log p(x_t | x_<t)
 
     Text is one stream, cut into windows of the model's length. Each epoch cuts it at other places, visits the
-    windows in another order and asks for every token once. Evaluation walks through the split in windows that
-    do not overlap.
+    windows in another order and asks for every token once; or each window begins anywhere, as in nanoGPT.
+    Evaluation walks through the split in windows that do not overlap.
 
     Options:
         text: a file, or a list of files
@@ -42,6 +42,7 @@ class Language(Corpus):
         tokens: how text is cut into tokens; trained on the train split
         document: file (text is one stream with its line ends) or line (each line ends with </s>)
         window: tokens of a window; the model's length if not given
+        cut: once (an epoch asks for every token once) or anywhere (each window begins at a random token)
     """
 
     metric = "loss"
@@ -55,8 +56,10 @@ class Language(Corpus):
         tokens: Recipe[Tokens] = of(Bpe),
         document: Document = "file",
         window: int | None = None,
+        cut: Cut = "once",
     ) -> None:
         super().__init__(text, valid, test, tokens, document)
+        self.cut = cut
         if window is not None and window < 2:
             raise UsageError(f"window must be at least 2 tokens, but is {window}.")
         self.length = self.window = window
@@ -93,7 +96,7 @@ class Language(Corpus):
 
         size = size if tokens is None else max(1, tokens // length)
         # the first token has nothing before it: it is never asked for
-        return self.windows(split, len(stream) - 1, length, make, size, seed, shuffle)
+        return self.windows(split, len(stream) - 1, length, make, size, seed, shuffle, self.cut)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         """-log p of every next token, summed."""

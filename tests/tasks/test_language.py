@@ -79,6 +79,25 @@ def test_targets_are_the_next_tokens_and_epochs_cut_elsewhere(text: Path, tmp_pa
     assert len(starts) == 2
 
 
+def test_windows_that_begin_anywhere(text: Path, tmp_path: Path) -> None:
+    task = prepared(text, tmp_path, window=16, cut="anywhere")
+    stream = task.stream("train")
+    whole = stream[0 : len(stream)]
+    batches, again = (task.batches("train", size=8, seed=3) for _ in range(2))
+    every = {tuple(whole[n : n + 17].tolist()) for n in range(len(whole) - 16)}
+    seen = set()
+    for step in range(2 * batches.steps_in(0)):
+        batch, same = batches.at(step), again.at(step)
+        assert torch.equal(batch["ids"], same["ids"]) and batch["ids"].shape[1] == 16
+        for ids, target in zip(batch["ids"].tolist(), batch["target"].tolist(), strict=True):
+            assert (*ids, target[-1]) in every and target[:-1] == ids[1:]
+            seen.add(tuple(ids))
+    assert len(seen) > 1.2 * batches.steps_in(0) * 8  # two epochs meet other windows, at any offset
+    valid = task.batches("valid", size=64)
+    total = sum(valid.at(step).tokens for step in range(valid.steps_in(0)))
+    assert total == len(task.stream("valid")) - 1  # evaluation still asks for each token once
+
+
 def test_batches_are_a_pure_function_of_seed_and_step(text: Path, tmp_path: Path) -> None:
     task = prepared(text, tmp_path, window=16)
     one, two = (task.batches("train", tokens=64, seed=5) for _ in range(2))
