@@ -76,7 +76,7 @@ class Attention(Mixer):
             self.qkv = nn.Linear(dims.width, asks + answers, bias=bias)
         self.out = nn.Linear(asks, dims.width, bias=bias)
         self.score, self.pattern = score.build(dims), pattern.build(dims)
-        self.position = position.build(dims) if position else None
+        self.position = position.build(dims.but(layers=1)) if position else None  # its own: one layer's
         self.compress = compress.build(dims) if compress else None
         if self.compress is not None:
             self.compress.check(self.pattern)
