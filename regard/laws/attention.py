@@ -81,7 +81,7 @@ class _Looks:
         score: Recipe[Score],
     ) -> None:
         dims, random = Dims(**DIMS), torch.Generator().manual_seed(1)
-        self.position = None if position is None else enlivened(position.build(dims))
+        self.position = None if position is None else enlivened(position.build(dims.but(layers=1)))
         self.pattern, self.score = pattern.build(dims), score.build(dims)
         ids_BL = tokens(3, 21, pads)
         pos_BL = plain_places(0, 21, ids_BL.device) if pads == "plain" else places(ids_BL)
@@ -98,8 +98,11 @@ class _Looks:
         into_BLD = x_BLD if place is None else place.add(x_BLD, pos_BL)
         q, k, v = ((into_BLD @ m).unflatten(-1, (-1, 4)).transpose(1, 2) for m in self.matrices)
         turned, k = (q, k) if place is None else place.turn(q, k, pos_BL)
-        ctx, score, seen = self.ctx.but(how=how, known={}), self.score, self.pattern
-        y = attend(turned, k, v, pos_BL, ctx, score=score, pattern=seen, position=place, raw_BHLK=q)
+        raw, seen = (
+            (q, self.pattern) if place is None else (place.ask(q, into_BLD), place.narrow(self.pattern))
+        )
+        ctx, score = self.ctx.but(how=how, known={}), self.score
+        y = attend(turned, k, v, pos_BL, ctx, score=score, pattern=seen, position=place, raw_BHLK=raw)
         if not bool(y.isfinite().all()):
             raise CheckFailed(f"The {how} way must never make what is not a number, but it does.")
         return y.masked_fill(~self.real_B1L1, 0.0), [x_BLD, q, k, v, *(place.parameters() if place else ())]

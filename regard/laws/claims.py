@@ -114,11 +114,15 @@ def claims() -> list[Claim]:
         )
     for name, position in positions().items():
         found.append(Claim("kernels", name, PART, partial(_kernels, position)))
-        if position is None or getattr(position.make, "biased", False):
+        if position is None or (_says(position, "biased") and not _says(position, "valued")):
             found.append(Claim("flex", name, PART, partial(_flex, position)))
         if "=" not in name:  # variants step through every cache as parts
             found.append(Claim("decoding", name, WHOLE, partial(_decoding, position)))
     return found
+
+
+def _says(position: Recipe[Position], what: str) -> bool:
+    return bool(getattr(position.make, what, False))
 
 
 def prove(names: Iterable[str] = ()) -> list[Row]:

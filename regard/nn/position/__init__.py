@@ -4,6 +4,7 @@ sinusoidal     Vaswani et al. 2017, https://arxiv.org/abs/1706.03762
 learned        Gehring et al. 2017, https://arxiv.org/abs/1705.03122
 concatenated   beside the token instead of added to it
 rotary         Su et al. 2021, https://arxiv.org/abs/2104.09864
+shaw           Shaw et al. 2018, https://arxiv.org/abs/1803.02155
 t5_bias        Raffel et al. 2020, https://arxiv.org/abs/1910.10683
 alibi          Press et al. 2022, https://arxiv.org/abs/2108.12409
 """
@@ -13,7 +14,8 @@ from regard.nn.position.concatenated import Concatenated
 from regard.nn.position.learned import Learned
 from regard.nn.position.position import Position
 from regard.nn.position.rotary import Rotary
+from regard.nn.position.shaw import Shaw
 from regard.nn.position.sinusoidal import Sinusoidal
 from regard.nn.position.t5_bias import T5Bias
 
-__all__ = ["Alibi", "Concatenated", "Learned", "Position", "Rotary", "Sinusoidal", "T5Bias"]
+__all__ = ["Alibi", "Concatenated", "Learned", "Position", "Rotary", "Shaw", "Sinusoidal", "T5Bias"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from copy import copy
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -18,18 +19,26 @@ class Position(nn.Module):
     shared  the bias does not depend on the queries, so that layers that share the scheme share it too
     valued  `value` is used: weights must be written out
     every   `add` comes before every layer, not only before the first
+    layered layers differ: it holds weights for each of `dims.layers`, or counts them
+    layer   the one it is asked for; an attention's own scheme has no other than 0
     limit   positions must stay below this; None: any
     """
 
-    biased: ClassVar[bool] = False
-    shared: ClassVar[bool] = False
-    valued: ClassVar[bool] = False
-    every: ClassVar[bool] = False
+    biased: bool = False
+    shared: bool = False
+    valued: bool = False
+    every: bool = False
+    layered: bool = False
+    layer: int = 0
     limit: int | None = None
 
     def at(self, layer: int) -> Position:
-        """The scheme as this layer of the stack has it, where layers differ."""
-        return self
+        """The scheme as this layer of the stack has it: the same weights, seen from there."""
+        if not self.layered:
+            return self
+        here = copy(self)
+        here.layer = layer
+        return here
 
     def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
         """At the input of the stack."""
