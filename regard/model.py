@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.nn.cache import Cache
+from regard.nn.compress import Compress
 from regard.nn.context import Context, How, Memory, places, plain_places
 from regard.nn.embed import Embed
 from regard.nn.head import Head, Pooled
@@ -45,7 +46,8 @@ class Model(nn.Module):
     @cached_property
     def limit(self) -> int | None:
         """Positions must stay below this; None: any length."""
-        limits = [m.limit for m in self.modules() if isinstance(m, Position) and m.limit is not None]
+        placing = (m for m in self.modules() if isinstance(m, Position | Compress))
+        limits = [m.limit for m in placing if m.limit is not None]
         return min(limits, default=None)
 
     def _context(self, ids_BL: Tensor, pos_BL: Tensor | None, cache: Cache | None) -> Context:

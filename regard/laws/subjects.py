@@ -16,16 +16,17 @@ import torch
 from torch import nn
 
 from regard.dims import Dims
-from regard.errors import CheckFailed
+from regard.errors import CheckFailed, UsageError
 from regard.model import Decoder, Encoder, EncoderDecoder, Model, build
 from regard.nn.block import Block, Serial
+from regard.nn.compress import Compress
 from regard.nn.embed import Embed, Tokens
 from regard.nn.ffn import FFN, Dense
 from regard.nn.head import Head, Linear, Pooled
 from regard.nn.init import Init
 from regard.nn.mixer import Attention, Mixer
 from regard.nn.norm import Layer, Norm
-from regard.nn.pattern import Causal, Pattern
+from regard.nn.pattern import Causal, Full, Pattern
 from regard.nn.position import Learned, Position
 from regard.nn.residual import Add, Residual
 from regard.nn.score import Dot, Score
@@ -35,9 +36,9 @@ from regard.systems import SYSTEMS, recipe
 
 M = TypeVar("M", bound=nn.Module)
 DIMS = {"width": 16, "heads": 4, "layers": 2, "length": 48}
-NUMBERS = {"vocab": 13, "classes": 3, "width": 5, "size": 5}  # small against the sequences they meet
+NUMBERS = {"vocab": 13, "classes": 3, "width": 5, "size": 5, "keys": 5}  # small against what they meet
 FAMILIES: tuple[type, ...] = (
-    *(Block, Embed, FFN, Head, Init, Mixer, Norm, Pattern, Position, Residual, Score, Stack),
+    *(Block, Compress, Embed, FFN, Head, Init, Mixer, Norm, Pattern, Position, Residual, Score, Stack),
 )
 
 
@@ -83,8 +84,10 @@ def host(part: Recipe[Any]) -> Recipe[Model]:
     def own(family: type, usual: Recipe[Any]) -> Recipe[Any]:
         return part if issubclass(_class(part), family) else usual
 
-    pattern, ffn = own(Pattern, of(Causal)), own(FFN, of(Dense, hidden=24, activation="gelu"))
-    usual = of(Attention, score=own(Score, of(Dot)), pattern=pattern)
+    squeeze = part if issubclass(_class(part), Compress) else None
+    pattern = own(Pattern, of(Full) if _looks_ahead(part) else of(Causal))
+    ffn = own(FFN, of(Dense, hidden=24, activation="gelu"))
+    usual = of(Attention, score=own(Score, of(Dot)), pattern=pattern, compress=squeeze)
     reads = bool(part.options.get("cross"))
     bodies = {"self": usual if reads else own(Mixer, usual), **({"cross": part} if reads else {}), "ffn": ffn}
     norm, residual = own(Norm, of(Layer)), own(Residual, of(Add))
@@ -153,6 +156,11 @@ def attentions(model: nn.Module) -> list[Attention]:
 
 
 def _looks_ahead(part: Recipe[Any]) -> bool:
+    if issubclass(_class(part), Compress):
+        try:
+            part.build(Dims(**DIMS)).check(Causal(Dims(**DIMS)))
+        except UsageError:
+            return True
     return issubclass(_class(part), Pattern) and not part.build(Dims(**DIMS)).causal
 
 

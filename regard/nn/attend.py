@@ -33,7 +33,7 @@ def attend(
     q_BHLK: Tensor,
     k_BGMK: Tensor,
     v_BGMK: Tensor,
-    j_BM: Tensor,
+    j_BM: Tensor | None,
     ctx: Context,
     *,
     score: Score,
@@ -47,9 +47,14 @@ def attend(
         y_i = sum_{j in S_i} softmax_j(score(q_i, k_j) + bias_ij) v_j
 
     Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762. Queries stand at `ctx.pos_BL`, keys at
-    `j_BM`; keys at a negative position are never seen, and a query that sees nothing reads nothing. H heads
-    may share G groups of keys. `raw_BHLK` are the queries before `position.turn`, from which a bias is made.
+    `j_BM`; keys at a negative position are never seen, and a query that sees nothing reads nothing. Keys that
+    stand nowhere (`j_BM` is None: each is made of all tokens) are seen by all. H heads may share G groups of
+    keys. `raw_BHLK` are the queries before `position.turn`, from which a bias is made.
     """
+    if j_BM is None:
+        if ctx.tape is None and ctx.how != "explicit" and score.is_dot:
+            return _fused(q_BHLK, k_BGMK, v_BGMK, score, None, None, False, dropout)
+        return _explicit(q_BHLK, k_BGMK, v_BGMK, score, None, None, None, dropout, ctx)
     pattern = pattern.bind(ctx)
     bias = position if position is not None and position.biased else None
     value = position if position is not None and position.valued else None

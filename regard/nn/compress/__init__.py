@@ -1,5 +1,9 @@
-"""Keys and values made fewer before they are looked at: `compress` in a config."""
+"""Keys and values made fewer before they are looked at: `compress` in a config.
 
-from regard.nn.compress.compress import Compress
+linformer   Wang et al. 2020, https://arxiv.org/abs/2006.04768
+"""
 
-__all__ = ["Compress"]
+from regard.nn.compress.compress import Compress, settle
+from regard.nn.compress.linformer import Linformer
+
+__all__ = ["Compress", "Linformer", "settle"]

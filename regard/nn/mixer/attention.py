@@ -77,7 +77,7 @@ class Attention(Mixer):
         self.out = nn.Linear(asks, dims.width, bias=bias)
         self.score, self.pattern = score.build(dims), pattern.build(dims)
         self.position = position.build(dims.but(layers=1)) if position else None  # its own: one layer's
-        self.compress = compress.build(dims) if compress else None
+        self.compress = compress.build(dims.but(heads=self.groups, head=self.size)) if compress else None
         if self.compress is not None:
             self.compress.check(self.pattern)
         self.cross, self.dropout = cross, dropout
@@ -85,6 +85,8 @@ class Attention(Mixer):
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Ask, look, answer."""
         q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK = (self._read if self.cross else self._mix)(
+            if self.position is not None:
+                self.compress.meet(self.position)
             x_BLD, ctx
         )
         y_BHLK = attend(
@@ -104,7 +106,7 @@ class Attention(Mixer):
 
     def _mix(
         self, x_BLD: Tensor, ctx: Context
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Position | None, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Position | None, Tensor]:
         """Keys and values of the stream itself, and of what came before it."""
         position = self.position or ctx.position
         parts = self.heads, self.groups, self.groups
@@ -123,7 +125,7 @@ class Attention(Mixer):
 
     def _read(
         self, x_BLD: Tensor, ctx: Context
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Position | None, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Position | None, Tensor]:
         """Keys and values of the encoder's memory, computed once where there is a cache."""
         memory = ctx.memory
         if memory is None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.nn.block import Block
+from regard.nn.compress import settle
 from regard.nn.context import Context
 from regard.nn.norm import Norm
 from regard.nn.position import Position
@@ -49,6 +50,7 @@ class Sequential(Stack):
         self.position = position.build(dims) if position else None
         self.enter = enter.build(dims) if enter else None
         self.blocks = nn.ModuleList(cycle[depth % len(cycle)].build(dims) for depth in range(dims.layers))
+        settle(self.blocks, self.position)
         self.leave = self._last(dims, leave)
         self.dropout = nn.Dropout(dropout)
         self.leave_dropout = nn.Dropout(dropout if leave_dropout else 0.0)
