@@ -21,6 +21,7 @@ from regard.nn.head import Head, Pooled
 from regard.nn.init import Init
 from regard.nn.mixer import Attention
 from regard.nn.position import Position
+from regard.nn.recent import Recent
 from regard.nn.stack import Stack
 from regard.spec import Recipe, part
 
@@ -42,6 +43,10 @@ class Model(nn.Module):
     def cache(self, batch: int, length: int | None = None, spare: int = 0) -> Cache:
         """An empty cache for `batch` rows: growing, or static with `length` columns."""
         return Cache(batch, length, spare)
+
+    def recent(self, batch: int, memory: int | None = None, states: bool = False) -> Recent:
+        """An empty memory over segments for `batch` rows, of the last `memory` tokens before each call."""
+        return Recent(batch, memory, states)
 
     @cached_property
     def limit(self) -> int | None:

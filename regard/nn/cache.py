@@ -23,7 +23,11 @@ class Cache:
       batch: rows
       length: columns to preallocate (static: shapes never change); None grows as needed
       spare: how many tokens a `rollback` may take back behind a sliding window
+
+    states says whether layers' inputs are kept, to be recalled, and not keys and values.
     """
+
+    states: bool = False
 
     def __init__(self, batch: int, length: int | None = None, spare: int = 0) -> None:
         self.batch, self.capacity, self.spare = batch, length, spare
@@ -99,13 +103,12 @@ class Cache:
         self.slots[path] = Swapped(new)
         return slot.state if isinstance(slot, Swapped) else None
 
-    def recall(self, path: str, x_BLD: Tensor, keep: int) -> Tensor | None:
-        """Hidden states of the last `keep` tokens before this call, detached; then add these."""
-        slot = self.slots.get(path)
-        old_BMD = slot.state[0] if isinstance(slot, Swapped) else None
-        both_BMD = x_BLD if old_BMD is None else torch.cat([old_BMD, x_BLD], 1)
-        self.slots[path] = Swapped((both_BMD[:, max(0, both_BMD.shape[1] - keep) :].detach(),))
-        return old_BMD
+    def recall(self, path: str, x_BLD: Tensor, reach: int | None = None) -> tuple[Tensor, Tensor] | None:
+        """What a layer read of earlier tokens, without gradient, and where they stood.
+
+        None here: keys and values are kept. A memory over segments may keep this instead (see `Recent`).
+        """
+        return None
 
     def reorder(self, index_N: Tensor, within: bool = False) -> None:
         """Keep these rows, in this order: beams that survive, requests that go on. May also repeat rows.

@@ -311,16 +311,6 @@ def test_swap_gives_the_state_before_and_moves_with_the_rows() -> None:
     assert cache.swap("b", (one,)) is None, "an address is its own"
 
 
-def test_recall_keeps_the_last_states_without_gradient() -> None:
-    cache = Cache(1)
-    x = torch.arange(6.0).view(1, 6, 1).requires_grad_()
-    assert cache.recall("m", x[:, :2], keep=3) is None
-    first = cache.recall("m", x[:, 2:4], keep=3)
-    assert first is not None and first[0, :, 0].tolist() == [0, 1] and not first.requires_grad
-    second = cache.recall("m", x[:, 4:], keep=3)
-    assert second is not None and second[0, :, 0].tolist() == [1, 2, 3]
-
-
 def test_once_makes_once() -> None:
     cache, made = Cache(2), []
 

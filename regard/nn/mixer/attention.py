@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.dims import Dims
@@ -12,6 +14,7 @@ from regard.nn.context import Context
 from regard.nn.mixer.mixer import Mixer
 from regard.nn.pattern import Full, Pattern
 from regard.nn.position import Position
+from regard.nn.recent import joined
 from regard.nn.score import Dot, Score
 from regard.spec import Recipe, of, part
 
@@ -27,7 +30,9 @@ class Attention(Mixer):
     Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762. With groups < heads, query head h
     shares the keys and values of group floor(h G / H): GQA (Ainslie et al. 2023,
     https://arxiv.org/abs/2305.13245), MQA at 1 (Shazeer 2019, https://arxiv.org/abs/1911.02150). Projections
-    that share their input are one matrix, in the order q, k, v.
+    that share their input are one matrix, in the order q, k, v. What came before this call is in the cache:
+    keys and values, or, while a model is trained over segments, this layer's earlier inputs, from which keys
+    and values are made anew (see `regard.nn.recent.Recent`, Transformer-XL).
 
     Options:
       score: how a query is compared with a key
@@ -80,13 +85,13 @@ class Attention(Mixer):
         self.compress = compress.build(dims.but(heads=self.groups, head=self.size)) if compress else None
         if self.compress is not None:
             self.compress.check(self.pattern)
+            if self.position is not None:
+                self.compress.meet(self.position)
         self.cross, self.dropout = cross, dropout
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Ask, look, answer."""
         q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK = (self._read if self.cross else self._mix)(
-            if self.position is not None:
-                self.compress.meet(self.position)
             x_BLD, ctx
         )
         y_BHLK = attend(
@@ -118,10 +123,37 @@ class Attention(Mixer):
             if ctx.losses is not None:
                 position.charge(ctx)
         if self.compress is not None:
+            if ctx.cache is not None and ctx.cache.states:
+                raise UsageError(
+                    f"The attention at {ctx.path!r} compresses its keys and so cannot recall what it read; "
+                    "leave `compress` out, or train without `memory`."
+                )
             k_BGMK, v_BGMK, j_BM = self.compress(k_BGMK, v_BGMK, ctx)
         elif ctx.cache is not None:
-            k_BGMK, v_BGMK, j_BM = ctx.cache.extend(ctx.path, k_BGMK, v_BGMK, self.pattern.reach)
+            recalled = ctx.cache.recall(ctx.path, x_BLD, self.pattern.reach)
+            if recalled is None:
+                k_BGMK, v_BGMK, j_BM = ctx.cache.extend(ctx.path, k_BGMK, v_BGMK, self.pattern.reach)
+            elif recalled[1].shape[1]:
+                k_BGMK, v_BGMK, j_BM = self._recall(k_BGMK, v_BGMK, *recalled, position, ctx)
         return q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK
+
+    def _recall(
+        self,
+        k_BGMK: Tensor,
+        v_BGMK: Tensor,
+        x_BMD: Tensor,
+        j_BM: Tensor,
+        position: Position | None,
+        ctx: Context,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of what this layer read before, made anew, and those of now."""
+        asks, bias = self.heads * self.size, self.qkv.bias
+        made = F.linear(x_BMD, self.qkv.weight[asks:], None if bias is None else bias[asks:])
+        old_k, old_v = self._split(made).chunk(2, 1)
+        if position is not None:  # turned alone: the queries stand elsewhere
+            _, old_k = position.turn(old_k, old_k, j_BM)
+        both = torch.cat([old_k, k_BGMK], 2), torch.cat([old_v, v_BGMK], 2)
+        return *both, ctx.once(("recalled", j_BM.shape[1]), lambda: joined(j_BM, ctx.pos_BL))
 
     def _read(
         self, x_BLD: Tensor, ctx: Context
