@@ -95,8 +95,8 @@ def part(cls: type[T]) -> type[T]:
 
 
 def kind_of(cls: Any) -> str:
-    """TransformerXL -> 'transformer_xl', which is also the name of its file."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", _name(cls)).lower()
+    """TransformerXL -> 'transformer_xl', Local2D -> 'local_2d', which is also the name of its file."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z]|\dD)|(?<=\d)(?=[A-Z][a-z])", "_", _name(cls)).lower()
 
 
 def kinds(family: type[T]) -> dict[str, type[T]]:

@@ -18,7 +18,22 @@ from regard.laws import lively
 from regard.laws.asking import tokens
 from regard.model import Decoder
 from regard.nn.context import Context
-from regard.nn.pattern import AllOf, AnyOf, Causal, Full, Pattern, PerHead, Prefix, Window
+from regard.nn.pattern import (
+    AllOf,
+    AnyOf,
+    Causal,
+    Dilated,
+    Fixed,
+    Full,
+    GlobalTokens,
+    Local,
+    Local2D,
+    Pattern,
+    PerHead,
+    Prefix,
+    Strided,
+    Window,
+)
 from regard.spec import of
 
 DIMS = Dims(width=16, heads=4)
@@ -38,6 +53,16 @@ def simple() -> st.SearchStrategy[Pattern]:
         st.just(Causal(DIMS)),
         st.builds(lambda w, both: Window(DIMS, width=w, both=both), width, st.booleans()),
         st.builds(lambda n: Prefix(DIMS, length=n), st.integers(0, 20)),
+        st.builds(lambda w, m: Local(DIMS, w, m), width, st.integers(0, 20)),
+        st.builds(lambda w, s, both: Dilated(DIMS, w, s, both), width, st.integers(1, 5), st.booleans()),
+        st.builds(lambda n, both: GlobalTokens(DIMS, n, both), st.integers(1, 9), st.booleans()),
+        st.builds(lambda s, hop: Strided(DIMS, s, hop), width, st.sampled_from(["both", "first", "second"])),
+        st.builds(lambda c, s, hop: Fixed(DIMS, c * s, c, hop), *[st.integers(1, 4)] * 2, st.just("both")),
+        st.builds(
+            lambda h, w, n, f: Local2D(DIMS, w * n, (h, w), f),
+            *[st.integers(1, 3)] * 3,
+            st.tuples(st.integers(0, 4), st.integers(0, 4)),
+        ),
     )
 
 
@@ -82,7 +107,7 @@ def test_each_head_in_turn() -> None:
 
 
 @given(any_pattern(), st.integers(1, 9), st.integers(1, 6))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_pattern_names_every_block_it_needs_and_none_twice(
     pattern: Pattern, block: int, count: int
 ) -> None:
@@ -100,7 +125,7 @@ def test_a_pattern_names_every_block_it_needs_and_none_twice(
 
 
 @given(any_pattern())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_pattern_is_what_it_says(pattern: Pattern) -> None:
     """causal: nothing ahead. reach: nothing that far back. amounts_to: that. sees: the same, one by one."""
     table = seen(pattern, 24)

@@ -21,7 +21,7 @@ class Causal(Pattern):
 
     causal = True
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims | None = None) -> None:
         pass
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +15,7 @@ from regard.spec import Recipe, part
 
 if TYPE_CHECKING:
     from regard.nn.context import Context
+    from regard.nn.pattern.lanes import Lanes
 
 
 class Pattern:
@@ -49,6 +50,17 @@ class Pattern:
         None: all.
         """
         return None
+
+    def split(self) -> tuple[Pattern | None, Lanes] | None:
+        """For keys that lie far apart: those that sorting into lanes brings together, and the rest.
+
+        The rest is given as a pattern that names the blocks in which it lies; None: there is no rest.
+        """
+        return None
+
+    def head(self, h: int) -> Pattern:
+        """The pattern of head h, where heads differ."""
+        return self
 
     def bind(self, ctx: Context) -> Pattern:
         """The pattern for this batch, where it depends on it."""
@@ -100,6 +112,10 @@ class Joined(Pattern):
         bound = [p.bind(ctx) for p in self.patterns]
         return self if all(a is b for a, b in zip(bound, self.patterns, strict=True)) else self.join(bound)
 
+    def head(self, h: int) -> Pattern:
+        """Each of them as head h has it."""
+        return self.join([p.head(h) for p in self.patterns]) if self.by_head else self
+
     def _keys(self, block: int, count: int) -> list[Tensor | None]:
         return [p.keys(block, count) for p in self.patterns]
 
@@ -141,9 +157,7 @@ class Either(Joined):
         found = self._keys(block, count)
         if any(k is None for k in found):
             return None
-        rows = [sorted(set(row) - {-1}) for row in torch.cat([k for k in found if k is not None], 1).tolist()]
-        width = max(map(len, rows))
-        return torch.tensor([[-1] * (width - len(row)) + row for row in rows])
+        return named(set(row) - {-1} for row in torch.cat([k for k in found if k is not None], 1).tolist())
 
 
 @part
@@ -152,6 +166,14 @@ class AnyOf(Either):
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         return reduce(torch.logical_or, (p(i, j) for p in self.patterns))
+
+    def split(self) -> tuple[Pattern | None, Lanes] | None:
+        """The lanes of the first that has some; all others are the rest."""
+        for n, pattern in enumerate(self.patterns):
+            if (parts := pattern.split()) is not None:
+                rest = [*self.patterns[:n], *([parts[0]] if parts[0] else []), *self.patterns[n + 1 :]]
+                return (self.join(rest) if rest else None), parts[1]
+        return None
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Any of them."""
@@ -183,12 +205,23 @@ class PerHead(Either):
         bound.heads = self.heads  # type: ignore[attr-defined]
         return bound
 
+    def head(self, h: int) -> Pattern:
+        """The h-th, in turn."""
+        return self.patterns[h % len(self.patterns)].head(h)
+
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         """(B, H, L, M) from positions (B, 1, L, 1) and (B, 1, 1, M)."""
-        each = [self.patterns[h % len(self.patterns)](i, j) for h in range(self.heads)]
+        each = [self.head(h)(i, j) for h in range(self.heads)]
         return torch.cat(torch.broadcast_tensors(*each), 1)
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """By the pattern of head h."""
         turns = ((h % len(self.patterns) == n, p.sees(b, h, i, j)) for n, p in enumerate(self.patterns))
         return reduce(torch.logical_or, (mine & seen for mine, seen in turns))
+
+
+def named(rows: Iterable[Iterable[int]]) -> Tensor:
+    """Blocks named for each block of queries, as `Pattern.keys` gives them: (count, S), -1 for none."""
+    sorts = [sorted(row) for row in rows]
+    width = max(map(len, sorts))
+    return torch.tensor([[-1] * (width - len(row)) + row for row in sorts])
