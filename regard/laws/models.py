@@ -15,6 +15,7 @@ import regard.nn.attend
 from regard.errors import CheckFailed
 from regard.laws.asking import LENGTH, ask, gap, gradients, slopes_apart, source, tokens, weigh
 from regard.model import Decoder, Encoder, EncoderDecoder, Model, build
+from regard.nn.compress import Compress
 from regard.nn.context import How, places
 from regard.save import load_model, save
 from regard.spec import Recipe, read, write
@@ -95,7 +96,8 @@ def _states(model: Model, ids_BL: Tensor, how: How) -> Tensor:
         # Blocks are for queries and keys of the same tokens, and a decoder also looks elsewhere.
         return model.states(ids_BL, places(ids_BL), memory, how="auto" if how == "blockwise" else how)
     assert isinstance(model, Decoder | Encoder)
-    return model.states(ids_BL, places(ids_BL), how=how)
+    folded = any(isinstance(m, Compress) for m in model.modules())  # keys are not the queries' tokens
+    return model.states(ids_BL, places(ids_BL), how="auto" if folded and how == "blockwise" else how)
 
 
 def padding_is_blind(model: Model, pads: str = "left") -> float:

@@ -99,8 +99,8 @@ def rollback_equals_forward(model: Model, static: bool = False, first: int = 0, 
 def cache_is_counted(model: Model, static: bool = False, spare: int = 0) -> float:
     """cache.nbytes is exactly 2 x batch x columns x groups x head x bytes, summed over the attentions.
 
-    Columns are the tokens fed, what was preallocated if static, at most a window's reach, and the source's
-    length in cross-attention.
+    Columns are the tokens fed, what was preallocated if static, at most a window's reach, what is left where
+    keys are compressed, and the source's length in cross-attention.
     """
     ids_BL, length = tokens(3), 30 if static else None
     cache = begin(model, ids_BL, length, spare)
@@ -111,5 +111,7 @@ def cache_is_counted(model: Model, static: bool = False, spare: int = 0) -> floa
         columns = 11 if a.cross else length or LENGTH
         if not a.cross and a.pattern.reach is not None:
             columns = min(columns, a.pattern.reach + spare)
+        if a.compress is not None:
+            columns = a.compress.columns(columns, spare)
         wanted += 2 * 3 * columns * a.groups * a.size * 4
     return abs(cache.nbytes - wanted)

@@ -89,6 +89,14 @@ class Cache:
         assert isinstance(slot, Every | Ring)
         return slot.extend(k_BGMK, v_BGMK)
 
+    def place(
+        self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, column_BM: Tensor, columns: int
+    ) -> tuple[Tensor, Tensor]:
+        """Write keys and values where each row says (-1: nowhere); get the first `columns` of all."""
+        slot = self.slots.setdefault(path, Placed())
+        assert isinstance(slot, Placed)
+        return slot.place(k_BGMK, v_BGMK, column_BM, columns)
+
     def once(self, path: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What is computed at the first call and stays: the keys and values of an encoder's memory."""
         slot = self.slots.setdefault(path, Kept(()))
@@ -303,6 +311,35 @@ class Ring(Slot):
         """Bytes of the columns that can be seen; the column for padding is not counted."""
         used = self.size if self.cache.capacity is not None else min(self.size, self.cache.length)
         return round(super().nbytes * used / (self.size + 1))
+
+
+class Placed(Slot):
+    """Keys in columns that whoever writes them chooses; a column may be written again.
+
+    Who reads must never look at a column that is not yet written: then there is nothing to take back. One
+    more column, the first, takes what is written nowhere.
+    """
+
+    columns = 0
+
+    def place(self, k_BGMK: Tensor, v_BGMK: Tensor, column_BM: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Write, then return all columns."""
+        held, self.columns = self.columns, columns
+        state = self.state or (None, None)
+        pairs = list(zip(state, (k_BGMK, v_BGMK), strict=True))
+        self.state = tuple(_room(s, held + 1, columns - held, 2, t, None) for s, t in pairs)
+        for room, (_, t) in zip(self.state, pairs, strict=True):
+            room.scatter_(2, (column_BM + 1)[:, None, :, None].expand_as(t), t)
+        k, v = (t[:, :, 1 : columns + 1] for t in self.state)
+        return k, v
+
+    def check(self, next_B: Tensor, path: str) -> None:
+        """Nothing is ever lost."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns that may be read."""
+        return round(super().nbytes * self.columns / self.state[0].shape[2])
 
 
 def _room(

@@ -24,6 +24,10 @@ class Compress(nn.Module):
     def meet(self, position: Position) -> None:
         """Refuse a scheme of positions that the part cannot keep, when the model is built."""
 
+    def columns(self, tokens: int, spare: int = 0) -> int:
+        """Of how many keys and values a cache holds after so many tokens."""
+        return 0
+
     def share(self, first: Compress) -> None:
         """Take over from the first layer's what all layers of a stack have in common."""
 
