@@ -186,7 +186,7 @@ def test_attention_is_equivariant_without_positions_and_only_then(name: str) -> 
     assert apart < 1e-5 if name == "none" else apart > 1e-3
 
 
-@pytest.mark.parametrize("name", ["rotary", "alibi", "t5_bias", "shaw"])
+@pytest.mark.parametrize("name", ["rotary", "alibi", "t5_bias", "shaw", "transformer_xl"])
 def test_relative_positions_do_not_feel_a_shift(name: str) -> None:
     model, ids = encoder(positions()[name]), torch.randint(1, 13, (2, 9))
     with torch.no_grad():

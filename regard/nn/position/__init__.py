@@ -6,6 +6,7 @@ concatenated   beside the token instead of added to it
 rotary         Su et al. 2021, https://arxiv.org/abs/2104.09864
 shaw           Shaw et al. 2018, https://arxiv.org/abs/1803.02155
 t5_bias        Raffel et al. 2020, https://arxiv.org/abs/1910.10683
+transformer_xl Dai et al. 2019, https://arxiv.org/abs/1901.02860
 alibi          Press et al. 2022, https://arxiv.org/abs/2108.12409
 """
 
@@ -17,5 +18,16 @@ from regard.nn.position.rotary import Rotary
 from regard.nn.position.shaw import Shaw
 from regard.nn.position.sinusoidal import Sinusoidal
 from regard.nn.position.t5_bias import T5Bias
+from regard.nn.position.transformer_xl import TransformerXL
 
-__all__ = ["Alibi", "Concatenated", "Learned", "Position", "Rotary", "Shaw", "Sinusoidal", "T5Bias"]
+__all__ = [
+    "Alibi",
+    "Concatenated",
+    "Learned",
+    "Position",
+    "Rotary",
+    "Shaw",
+    "Sinusoidal",
+    "T5Bias",
+    "TransformerXL",
+]
