@@ -136,7 +136,11 @@ class Batches:
       size     the most samples in one step.
       seed     with the epoch, decides the order.
       shuffle  False keeps one order for every epoch: by number with `size`, by length with `tokens`.
+
+    carried  whether the rows of a step go on from those of the step before (see `regard.data.segments`).
     """
+
+    carried: bool = False
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ import numpy as np
 
 from regard.data.batch import Batch, Batches, Numbers
 from regard.data.order import mix
+from regard.data.segments import shifted_edges, still_edges
 from regard.data.shards import Shards
 from regard.data.synthetic import Split
 from regard.data.text import read_lines, read_text, replacing
@@ -206,24 +207,6 @@ class Corpus(Task):
         self.streams[split] = Shards.open(folder)
         if len(self.streams[split]) < 3:
             raise DataError(f"the {split} split has {len(self.streams[split])} tokens, but needs at least 3.")
-
-
-def still_edges(total: int, length: int) -> np.ndarray:
-    """Windows of `length`, one after the other, the last one shorter: 0, length, 2 length, ..., total."""
-    return np.append(np.arange(0, total, length), total)
-
-
-def shifted_edges(total: int, length: int, shift: int) -> np.ndarray:
-    """The same with a first window of `shift` (1 to length): each of `total` places is in exactly one window.
-
-    There is always one window more than `still_edges` has, so that every epoch has as many: where the shift
-    would give fewer, the longest of the first two is halved.
-    """
-    edges = np.unique(np.concatenate([[0], np.arange(shift, total, length), [total]]))
-    if len(edges) - 1 < -(-total // length) + 1:
-        first = int(np.argmax(np.diff(edges[:3])))
-        edges = np.insert(edges, first + 1, (edges[first] + edges[first + 1]) // 2)
-    return edges
 
 
 def _listed(files: Files) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from regard.data.batch import Batch, Batches, pad
+from regard.data.segments import Segments
 from regard.data.synthetic import Split
 from regard.data.tokens import Bpe, Tokens
 from regard.dims import Dims
@@ -19,10 +20,12 @@ from regard.nn.context import places
 from regard.spec import Recipe, of, part
 from regard.tasks.corpus import EOS, Corpus, Cut, Document, Files
 from regard.tasks.loss import nll
-from regard.tasks.task import Figures, Loss, same_count
+from regard.tasks.task import SAMPLES, Figures, Loss, device_of, resting, same_count, walk
 
 if TYPE_CHECKING:
     from regard.decode import Hypothesis, Rules
+    from regard.nn.cache import Cache
+    from regard.nn.recent import Recent
 
 
 @part
@@ -35,6 +38,10 @@ class Language(Corpus):
     windows in another order and asks for every token once; or each window begins anywhere, as in nanoGPT.
     Evaluation walks through the split in windows that do not overlap.
 
+    With `memory`, text is read in order: as many streams as a batch has rows, side by side, window after
+    window, and each window sees so many tokens before it, in training without gradient (see
+    `regard.nn.recent`). Evaluation does the same, and may have another memory: task.memory=2000.
+
     Options:
         text: a file, or a list of files
         valid: files, or a share of the text: 0.1 is its last 10 %
@@ -43,6 +50,7 @@ class Language(Corpus):
         document: file (text is one stream with its line ends) or line (each line ends with </s>)
         window: tokens of a window; the model's length if not given
         cut: once (an epoch asks for every token once) or anywhere (each window begins at a random token)
+        memory: how many tokens before a window are remembered (Transformer-XL); none: windows are alone
     """
 
     metric = "loss"
@@ -57,9 +65,14 @@ class Language(Corpus):
         document: Document = "file",
         window: int | None = None,
         cut: Cut = "once",
+        memory: int | None = None,
     ) -> None:
         super().__init__(text, valid, test, tokens, document)
-        self.cut = cut
+        self.cut, self.memory = cut, memory
+        if memory is not None and memory < 0:
+            raise UsageError(f"memory must be a number of tokens, but is {memory}.")
+        if memory is not None and cut == "anywhere":
+            raise UsageError("memory needs windows that follow each other; leave cut at once.")
         if window is not None and window < 2:
             raise UsageError(f"window must be at least 2 tokens, but is {window}.")
         self.length = self.window = window
@@ -95,19 +108,59 @@ class Language(Corpus):
             return Batch([n for n, _, _ in windows], tensors, tokens=sum(len(row) - 1 for row in rows))
 
         size = size if tokens is None else max(1, tokens // length)
+        if self.memory is not None:
+            if size is None:
+                raise UsageError("streams side by side need a number: give train.size or train.tokens.")
+            moving = split == "train" if shuffle is None else shuffle
+            return Segments(len(stream) - 1, size, length, make, seed, moving)
         # the first token has nothing before it: it is never asked for
         return self.windows(split, len(stream) - 1, length, make, size, seed, shuffle, self.cut)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         """-log p of every next token, summed."""
+        return self._loss(model, batch, batch.tensors.get("pos"))
+
+    def loss_after(self, model: Model, batch: Batch, memory: Recent) -> Loss:
+        """The same after what is remembered."""
+        start_B = memory.next_B.to(batch["ids"].device)
+        return self._loss(model, batch, places(batch["ids"], start_B) if "pos" in batch else None, memory)
+
+    def _loss(self, model: Model, batch: Batch, pos_BL: Tensor | None, cache: Cache | None = None) -> Loss:
         if not isinstance(model, Decoder):
             raise UsageError(
                 f"language modelling needs a decoder, but the model is of kind {type(model).__name__}; "
                 "choose a system such as gpt or llama."
             )
         aux: dict[str, Tensor] = {}
-        x_BLD = model.states(batch["ids"], batch.tensors.get("pos"), losses=aux)
+        x_BLD = model.states(batch["ids"], pos_BL, cache, losses=aux)
         return Loss(model.head.loss(x_BLD, batch["target"], nll), batch.tokens, aux)
+
+    def remember(self, model: Model, rows: int) -> Recent:
+        """An empty memory of what the layers read."""
+        if model.limit is not None:
+            raise UsageError(
+                f"a memory goes on and on, but the model holds only {model.limit} positions; choose relative "
+                "positions such as transformer_xl, rotary or t5_bias."
+            )
+        return model.recent(rows, self.memory, states=True)
+
+    def mean_loss(self, model: Model, split: Split, limit: int | None = None) -> float:
+        """Nats per target over a split, each target once.
+
+        With a memory, in at most 64 streams, fewer where the split is short: what a stream has not yet read
+        should not matter, so each has at least 32 windows if it can.
+        """
+        if self.memory is None:
+            return super().mean_loss(model, split, limit)
+        streams = min(SAMPLES, max(1, len(self.stream(split)) // (32 * (self.length or 1))))
+        batches, total, count = self.batches(split, size=streams, shuffle=False), 0.0, 0
+        self.remember(model, streams)  # refuses what cannot go on
+        memory = model.recent(streams, self.memory)
+        with resting(model):
+            for batch in walk(batches, limit):
+                loss = self.loss_after(model, batch.to(device_of(model)), memory)
+                total, count = total + float(loss.sum), count + loss.count
+        return total / count
 
     def evaluate(self, model: Model, split: Split = "valid", limit: int | None = None) -> Figures:
         """loss in nats per token, ppl = exp(loss), and bits per byte, which does not depend on the tokens:

@@ -22,6 +22,7 @@ from regard.spec import Recipe
 if TYPE_CHECKING:
     from regard.decode import Rules
     from regard.model import Model
+    from regard.nn.recent import Recent
 
 Figures = dict[str, float | str]
 Row = TypeVar("Row")
@@ -92,6 +93,14 @@ class Task:
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         """The cost of one batch, in nats, summed over its targets."""
+        raise NotImplementedError
+
+    def remember(self, model: Model, rows: int) -> Recent:
+        """What training carries from batch to batch, empty; asked where batches go on (`batches.carried`)."""
+        raise NotImplementedError
+
+    def loss_after(self, model: Model, batch: Batch, memory: Recent) -> Loss:
+        """The loss of a batch whose rows go on from what is remembered; then they are remembered too."""
         raise NotImplementedError
 
     def evaluate(self, model: Model, split: Split = "valid", limit: int | None = None) -> Figures:

@@ -96,15 +96,16 @@ def backward(run: Session, parts: Iterator[Batch]) -> Tensor:
     total = torch.zeros(4, dtype=torch.float64, device=group.device)
     for piece in range(training.accumulate):
         batch, share = next(parts), 1.0
+        memory = run.carry.of(step - 1, piece, batch)
         if batch.tokens == 0:
             if group.world == 1:
                 continue
             # The other processes wait for gradients: send some that count nothing.
-            batch, share = run.lent(), 0.0
+            batch, share, memory = run.lent(), 0.0, None
         seed(training.seed, step, group.rank * training.accumulate + piece)
         with adding(run.objective, last=piece == training.accumulate - 1):
             with autocast(group.device, training.precision):
-                loss, count = run.objective(batch.to(group.device))
+                loss, count = run.objective(batch.to(group.device), memory)
             (loss * share).backward()
         total[0] += loss.detach() * share
         total[1] += count * share
@@ -162,6 +163,7 @@ def pass_over(run: Session, step: Step) -> None:
     """A step that is not finite has not touched the weights: say which samples were in it."""
     state = run.state
     state.skipped += 1
+    run.carry.forget()  # what is not finite must not be remembered
     samples = [int(number) for number in run.batches.at(state.step - 1).ids]
     what = f"loss {step.loss / max(step.count, 1)}, gradient norm {step.norm}"
     path = run.out / f"nonfinite-step-{state.step:06d}.json"

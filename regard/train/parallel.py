@@ -25,6 +25,7 @@ from regard.errors import TryAgain
 if TYPE_CHECKING:
     from regard.data.batch import Batch
     from regard.model import Model
+    from regard.nn.recent import Recent
     from regard.tasks.task import Task
 
 _LOST = re.compile("gloo|nccl|timed out|connection", re.IGNORECASE)  # how torch words it
@@ -137,12 +138,16 @@ class Objective(nn.Module):
         super().__init__()
         self.task, self.model = task, model
 
-    def forward(self, batch: Batch) -> tuple[Tensor, int]:
+    def forward(self, batch: Batch, memory: Recent | None = None) -> tuple[Tensor, int]:
         """The sum of the loss over the batch's targets, and their number.
 
-        Auxiliary losses are means, already weighed; times the number of targets they join the sum.
+        Auxiliary losses are means, already weighed; times the number of targets they join the sum. Rows may
+        go on from what they remember.
         """
-        loss = self.task.loss(self.model, batch)
+        if memory is None:
+            loss = self.task.loss(self.model, batch)
+        else:
+            loss = self.task.loss_after(self.model, batch, memory)
         total = loss.sum
         for extra in loss.aux.values():
             total = total + extra * loss.count

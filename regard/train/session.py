@@ -21,6 +21,7 @@ from regard.save import save as save_model
 from regard.save import weights
 from regard.spec import Recipe, write
 from regard.train import checkpoint
+from regard.train.carry import Carry
 from regard.train.checkpoint import Checkpoint, Tensors
 from regard.train.disk import locked, preflight, write_json
 from regard.train.log import Log, clock
@@ -56,6 +57,10 @@ class Session:
         if training.shard and group.world > 1 and not optimizer.shards:
             raise UsageError("adafactor cannot be sharded: use train.shard=false, or adamw or muon.")
         self.model = build(recipe, seed=training.seed).to(group.device).train()
+        self.batches = task.batches("train", tokens=training.tokens, size=training.size, seed=training.seed)
+        if self.batches.carried and training.compile:
+            raise UsageError("train.compile cannot carry a memory from step to step: leave it false.")
+        self.carry = Carry(task, self.model, self.batches, group, training.accumulate)
         blocks = [module for module in self.model.modules() if isinstance(module, Block)]
         if training.recompute:
             recompute(blocks)
@@ -65,7 +70,6 @@ class Session:
         self.optimizers = optimizer.make(list(self.model.named_parameters()))
         self.parameters = list(self.model.parameters())
         self.ema = Ema(self.model, training.ema) if training.ema else None
-        self.batches = task.batches("train", tokens=training.tokens, size=training.size, seed=training.seed)
         self.state, self.saved, self.improved, self.asked = State(), 0, False, False
 
     def prepare(self, resume: bool, config: dict[str, Any] | None, allow_changed: Sequence[str]) -> None:
@@ -101,6 +105,8 @@ class Session:
         put_optimizer_state(self.optimizers, self.model, found.tensors("optim"))
         if self.ema:
             put(self.ema.weights, found.tensors("ema" if found.has("ema") else "model"))
+        if found.has("memory") and not self.carry.put(found.tensors("memory")):
+            self.log.warn("batches have other rows than before: what they remembered is left out.")
         torch.set_rng_state(found.tensors("rng")["cpu"])
         self.state, self.saved = State(**found.state["run"]), found.step
         self.log.cut(found.state["metrics_bytes"], found.step)
@@ -206,6 +212,9 @@ class Session:
         }
         if self.ema:
             tensors["ema"] = take(self.ema.weights, first)
+        remembered = self.carry.take(self.state.step)
+        if remembered:
+            tensors["memory"] = remembered
         with self.group.first_first():
             if first:
                 self.write(tensors)

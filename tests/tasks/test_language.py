@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.data.segments import shifted_edges, still_edges
 from regard.data.tokens import Bpe, Bytes, Chars, Words
 from regard.decode import Rules
 from regard.errors import DataError, UsageError
 from regard.spec import of
 from regard.tasks import Language
-from regard.tasks.corpus import shifted_edges, still_edges
 from tests.tasks.conftest import small
 
 

@@ -18,7 +18,7 @@ import pytest
 from regard.errors import UsageError
 from regard.train import checkpoint
 from regard.train.disk import locked
-from tests.train.compare import assert_same
+from tests.train.compare import assert_same, contents
 from tests.train.toy import environment, go, main
 
 OPTIONS = {"steps": 60, "save_every": 5, "evaluate_every": 12, "log_every": 4, "ema": 0.9}
@@ -70,16 +70,16 @@ def wait_for_step(out: Path, step: int, process: Child) -> None:
         time.sleep(0.005)
 
 
-def killed_run(out: Path, kills: int, seed: int) -> int:
+def killed_run(out: Path, kills: int, seed: int, *more: str) -> int:
     """Train to the end through SIGKILLs at random moments; returns how many of them hit it alive."""
     chance, hits, position = random.Random(seed), 0, 0
     for _ in range(kills):
-        process = Child(out, "--resume", "--slow", "0.02")
+        process = Child(out, "--resume", "--slow", "0.02", *more)
         position = min(position + chance.randrange(0, 2 * 60 // kills), 52)
         wait_for_step(out, position, process)
         time.sleep(chance.random() * 0.2)
         hits += process.end(signal.SIGKILL)[0] == -signal.SIGKILL
-    code, said = Child(out, "--resume").end()
+    code, said = Child(out, "--resume", *more).end()
     assert code == 0, said
     return hits
 
@@ -89,6 +89,14 @@ def test_killed_three_times_and_bit_identical(tmp_path: Path) -> None:
     assert killed_run(tmp_path / "killed", kills=3, seed=1) == 3
     assert_same(tmp_path / "whole", tmp_path / "killed")
     assert not list((tmp_path / "killed" / "checkpoints").glob(".tmp-*"))
+
+
+def test_killed_while_rows_remember_and_bit_identical(tmp_path: Path) -> None:
+    """A memory that goes on from step to step is in the checkpoint, and goes on after the kill."""
+    assert main([str(tmp_path / "whole"), json.dumps(OPTIONS), "--streams"]) == 0
+    assert killed_run(tmp_path / "killed", 2, 4, "--streams") == 2
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert any(name.startswith("memory/decoder/1/self") for name in contents(tmp_path / "whole")["tensors"])
 
 
 @pytest.mark.prove

@@ -1,6 +1,6 @@
 """A tiny real training for the tests: gpt on noisy counting, a hundred steps a second; also a program.
 
-python -m tests.train.toy OUT '{"steps": 60, "save_every": 7}' [--resume] [--slow 0.01] [--poison 5]
+python -m tests.train.toy OUT '{"steps": 60, "save_every": 7}' [--resume] [--slow 0.01] [--streams]
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import torch
 
 import regard
 from regard.data.batch import Batch, Batches, pad
+from regard.data.segments import Segments
 from regard.errors import CheckFailed, DataError, DiskError, TryAgain, UsageError
+from regard.nn.recent import Recent
 from regard.spec import Recipe, read
 from regard.train import Summary, Training, train
 
@@ -118,6 +120,40 @@ class Counting:
             return {"loss": float(model.head.loss(x, batch["target"])) / batch.tokens}
 
 
+class Streaming(Counting):
+    """One long row that counts with noise, read in streams: each batch goes on from the one before."""
+
+    memory = 7
+
+    def batches(
+        self, split: str, tokens: int | None = None, size: int | None = None, seed: int = 0
+    ) -> Batches:
+        """Segments of a split, a few of each stream."""
+        random = np.random.default_rng([self.data, split == "train"])
+        text = np.cumsum(random.random(301) < 0.9) % VOCAB
+
+        def make(pieces: Any, epoch: int) -> Batch:
+            rows = [text[start : stop + 1].tolist() for _, start, stop in pieces]
+            tensors = {"ids": pad([r[:-1] for r in rows]), "target": pad([r[1:] for r in rows])}
+            return Batch([n for n, _, _ in pieces], tensors, sum(len(r) - 1 for r in rows))
+
+        return Segments(300, size or 5, LENGTH // 2, make, seed, split == "train")
+
+    def remember(self, model: Any, rows: int) -> Recent:
+        """As a language task does."""
+        return model.recent(rows, self.memory, states=True)
+
+    def loss_after(self, model: Any, batch: Batch, memory: Recent) -> Loss:
+        """Next token, summed, after what is remembered."""
+        time.sleep(self.slow)
+        self.calls += 1
+        pos = regard.nn.context.places(batch["ids"], memory.next_B)
+        ragged = bool((batch["ids"] < 0).any())
+        x = model.states(batch["ids"], pos if ragged else None, memory)
+        total = model.head.loss(x, batch["target"])
+        return Loss(total * math.nan if self.poison(self.calls) else total, batch.tokens)
+
+
 def recipe(**options: Any) -> Recipe[Any]:
     """A gpt of two small layers."""
     sizes = {"vocab": VOCAB, "width": 16, "heads": 2, "layers": 2, "length": LENGTH, "dropout": 0.1}
@@ -151,9 +187,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--poison", type=int, default=-1)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--streams", action="store_true")
     given = parser.parse_args(arguments)
-    task = Counting(slow=given.slow, poison=lambda call: call == given.poison)
-    model = recipe(dropout=given.dropout, width=given.width)
+    kind = Streaming if given.streams else Counting
+    task = kind(slow=given.slow, poison=lambda call: call == given.poison)
+    where = {"position": {"kind": "t5_bias"}} if given.streams else {}
+    model = recipe(dropout=given.dropout, width=given.width, **where)
     try:
         go(given.out, task, model, resume=given.resume, **json.loads(given.options))
     except (CheckFailed, DataError, DiskError, TryAgain, UsageError) as error:
