@@ -18,11 +18,12 @@ from regard.model import Decoder
 from regard.nn.context import Context
 from regard.nn.mixer import Attention
 from regard.nn.pattern import Causal, Pattern, Window
-from regard.nn.position import Alibi, Learned, Rotary, T5Bias
+from regard.nn.position import Alibi, Learned, Rotary, T5Bias, TransformerXL
 from regard.spec import of
 from regard.train.precision import recompute
 
 POSITIONS = {"rotary": of(Rotary), "t5_bias": of(T5Bias, buckets=8, distance=16), "alibi": of(Alibi)}
+POSITIONS |= {"transformer_xl": of(TransformerXL)}
 LENGTH = 32
 
 

@@ -121,7 +121,7 @@ class Attention(Mixer):
             q_BHLK, k_BGMK = position.turn(raw_BHLK, k_BGMK, ctx.pos_BL)
             raw_BHLK = position.ask(raw_BHLK, x_BLD)
             if ctx.losses is not None:
-                position.charge(ctx)
+                position.charge(ctx, raw_BHLK)
         if self.compress is not None:
             if ctx.cache is not None and ctx.cache.states:
                 raise UsageError(
@@ -134,11 +134,12 @@ class Attention(Mixer):
             if recalled is None:
                 k_BGMK, v_BGMK, j_BM = ctx.cache.extend(ctx.path, k_BGMK, v_BGMK, self.pattern.reach)
             elif recalled[1].shape[1]:
-                k_BGMK, v_BGMK, j_BM = self._recall(k_BGMK, v_BGMK, *recalled, position, ctx)
+                k_BGMK, v_BGMK, j_BM = self._recall(q_BHLK, k_BGMK, v_BGMK, *recalled, position, ctx)
         return q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK
 
     def _recall(
         self,
+        q_BHLK: Tensor,
         k_BGMK: Tensor,
         v_BGMK: Tensor,
         x_BMD: Tensor,
@@ -151,7 +152,8 @@ class Attention(Mixer):
         made = F.linear(x_BMD, self.qkv.weight[asks:], None if bias is None else bias[asks:])
         old_k, old_v = self._split(made).chunk(2, 1)
         if position is not None:  # turned alone: the queries stand elsewhere
-            _, old_k = position.turn(old_k, old_k, j_BM)
+            like_BHMK = q_BHLK[:, :, :1].expand(-1, -1, old_k.shape[2], -1)
+            _, old_k = position.turn(like_BHMK, old_k, j_BM)
         both = torch.cat([old_k, k_BGMK], 2), torch.cat([old_v, v_BGMK], 2)
         return *both, ctx.once(("recalled", j_BM.shape[1]), lambda: joined(j_BM, ctx.pos_BL))
 
