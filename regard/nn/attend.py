@@ -16,15 +16,15 @@ from functools import partial
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import UsageError
-from regard.nn.blocks import gather
+from regard.nn.blockwise import blockwise, share
 from regard.nn.context import Context, How
 from regard.nn.pattern.pattern import Pattern
 from regard.nn.position.position import Position
 from regard.nn.score.score import Score
+from regard.nn.sums import explicit, fused, shared
 
 BLOCK = 128  # queries that share their keys in the blockwise way
 
@@ -61,7 +61,7 @@ def attend(
     raw_BHLK = q_BHLK if raw_BHLK is None else raw_BHLK
     how = _choose(q_BHLK, k_BGMK, j_BM, ctx, score.is_dot and value is None, pattern)
     if how == "blockwise":
-        return _blockwise(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, position, raw_BHLK, dropout)
+        return blockwise(q_BHLK, k_BGMK, v_BGMK, ctx, score, pattern, position, raw_BHLK, dropout, BLOCK)
     if how == "flex":
         return _flex(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, bias, raw_BHLK)
     causal, allow = False, None
@@ -95,12 +95,19 @@ def _choose(
                 "FlexAttention needs a dot product as score and plain values; leave `how` at 'auto'."
             )
         return ctx.how
-    if ctx.how == "auto" and own and length > 2 * BLOCK:
-        count = -(-length // BLOCK)
-        blocks = pattern.keys(BLOCK, count)
-        if blocks is not None and 2 * blocks.shape[1] <= count:
-            return "flex" if q_BHLK.is_cuda and fusible and ctx.plain else "blockwise"
+    if ctx.how == "auto" and own and length > 2 * BLOCK and _pays(pattern, length, q_BHLK.shape[1], ctx):
+        return "flex" if q_BHLK.is_cuda and fusible and ctx.plain else "blockwise"
     return "fused" if fusible else "explicit"
+
+
+def _pays(pattern: Pattern, length: int, heads: int, ctx: Context) -> bool:
+    """Whether so little is seen that bringing it together pays. A mask for each head costs much by itself."""
+
+    def find() -> bool:
+        each = [share(pattern.head(h), length, BLOCK) for h in range(heads if pattern.by_head else 1)]
+        return sum(each) / len(each) <= (0.8 if pattern.by_head else 0.5)
+
+    return bool(ctx.once(("pays", pattern, length, heads), find))
 
 
 def _whole(ctx: Context, j_BM: Tensor) -> bool:
@@ -147,13 +154,7 @@ def _fused(
     dropout: float,
 ) -> Tensor:
     q, k = score.prepare(q, k)
-    mask = allow if bias is None else bias if allow is None else bias.masked_fill(~allow, float("-inf"))
-    if mask is not None and mask.dtype.is_floating_point:
-        mask = mask.to(q.dtype)
-    causal, grouped = bool(causal), bool(q.shape[1] != k.shape[1])  # plain bools where a compiler traces
-    return F.scaled_dot_product_attention(
-        q, k, v, mask, dropout, causal, scale=score.scale_of(q), enable_gqa=grouped
-    )
+    return fused(q, k, v, score.scale_of(q), allow, bias, causal, dropout)
 
 
 def _explicit(
@@ -167,106 +168,8 @@ def _explicit(
     dropout: float,
     ctx: Context,
 ) -> Tensor:
-    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-    s_BHLM = score(q, k)
-    if bias is not None:
-        s_BHLM = s_BHLM + bias
-    if allow is not None:
-        s_BHLM = s_BHLM.masked_fill(~allow, float("-inf"))
-        w_BHLM = s_BHLM.softmax(-1).masked_fill(~allow, 0.0)  # a query that may see nothing reads nothing
-    else:
-        w_BHLM = s_BHLM.softmax(-1)
-    if ctx.tape is not None:
-        ctx.tape[ctx.path] = w_BHLM.detach()
-    w_BHLM = F.dropout(w_BHLM, dropout, dropout > 0).to(v.dtype)
-    return w_BHLM @ v if more is None else w_BHLM @ v + more(w_BHLM)
-
-
-def _blockwise(
-    q_BHLK: Tensor,
-    k_BGMK: Tensor,
-    v_BGMK: Tensor,
-    j_BM: Tensor,
-    ctx: Context,
-    score: Score,
-    pattern: Pattern,
-    position: Position | None,
-    raw_BHLK: Tensor,
-    dropout: float,
-) -> Tensor:
-    """Sparse attention is dense attention on gathered blocks.
-
-    Column and position must agree, so padding moves last.
-    """
-    back_BL = None
-    if not ctx.plain:
-        pos_BL = ctx.pos_BL.expand(len(q_BHLK), -1)
-        order_BL = torch.where(pos_BL >= 0, pos_BL, pos_BL.shape[1]).argsort(dim=1, stable=True)
-        back_BL = order_BL.argsort(1)
-        j_BM = pos_BL.gather(1, order_BL)
-        q_BHLK, k_BGMK, v_BGMK, raw_BHLK = (_rows(t, order_BL) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK))
-    (B, H, L, _), G = q_BHLK.shape, k_BGMK.shape[1]
-    count = -(-L // BLOCK)
-    blocks_NS = pattern.keys(BLOCK, count)
-    if blocks_NS is None:  # all of them
-        blocks_NS = torch.arange(count).expand(count, count)
-    short = count * BLOCK - L
-    i = F.pad(j_BM.int(), (0, short), value=-1).unflatten(1, (count, BLOCK))  # (B or 1, N, block)
-    q, k, v, raw = (_cut(t, count, short) for t in (q_BHLK, k_BGMK, v_BGMK, raw_BHLK))
-    k, v = (gather(t, blocks_NS) for t in (k, v))  # (B, G, N, S*block, K)
-    j = gather(i[:, None, ..., None], blocks_NS, empty=-1)[:, 0, ..., 0]  # (B or 1, N, S*block)
-    if ctx.prefix_B is not None:  # what a row says holds for each of its blocks
-        pattern = pattern.bind(ctx.but(prefix_B=ctx.prefix_B.repeat_interleave(count)))
-        i, j = i.expand(B, -1, -1), j.expand(B, -1, -1)
-    allow = pattern(i.flatten(0, 1)[:, None, :, None], j.flatten(0, 1)[:, None, None, :])
-    allow = allow & (j.flatten(0, 1)[:, None, None, :] >= 0)  # (B or 1 * N, H or 1, block, S*block)
-    allow = allow.unflatten(0, (-1, count)).transpose(1, 2)  # (B or 1, H or 1, N, block, S*block)
-    bias, more = None, None
-    if position is not None and (position.biased or position.valued):  # every block is a row of its own
-        i_rows, j_rows = (t.expand(B, -1, -1).flatten(0, 1) for t in (i, j))
-        if position.biased:
-            bias = position.bias(raw.transpose(1, 2).flatten(0, 1), i_rows, j_rows)
-            bias = _as_heads(bias.expand(B * count, H, -1, -1), B)
-        if position.valued:
-            value = position.value
-            more = lambda w: _as_heads(value(_as_rows(w, H), i_rows, j_rows), B)  # noqa: E731
-    k, v = (
-        t.repeat_interleave(H // G, 1).flatten(0, 1) for t in (k, v)
-    )  # (B*H, N, S*block, K): blocks as heads
-    if allow.shape[:2] == (1, 1):
-        allow = allow[0]
-    else:
-        allow = allow.expand(B, H, -1, -1, -1).flatten(0, 1)
-    q = q.flatten(0, 1)
-    if score.is_dot and more is None:
-        y = _fused(q, k, v, score, allow, bias, False, dropout)
-    else:
-        y = _explicit(q, k, v, score, allow, bias, more, dropout, ctx.but(tape=None))
-    y_BHLK = y.unflatten(0, (B, H)).flatten(2, 3)[:, :, :L]
-    return y_BHLK if back_BL is None else _rows(y_BHLK, back_BL)
-
-
-def _as_heads(t: Tensor, B: int) -> Tensor:
-    """Blocks that were rows, (B*N, H, ...), become heads: (B*H, N, ...)."""
-    return t.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 1)  # type: ignore[no-any-return]
-
-
-def _as_rows(t: Tensor, H: int) -> Tensor:
-    """And back: (B*H, N, ...) to (B*N, H, ...)."""
-    return t.unflatten(0, (-1, H)).transpose(1, 2).flatten(0, 1)  # type: ignore[no-any-return]
-
-
-def _cut(t_BHLK: Tensor, count: int, short: int) -> Tensor:
-    """Blocks of tokens, the last one filled up: (B, H, N, block, K)."""
-    t_BHLK = F.pad(t_BHLK, (0, 0, 0, short)) if short else t_BHLK
-    cut: Tensor = t_BHLK.unflatten(2, (count, BLOCK))
-    return cut
-
-
-def _rows(t_BHLK: Tensor, order_BL: Tensor) -> Tensor:
-    """Tokens of each row in a new order."""
-    index = order_BL[:, None, :, None].expand(-1, t_BHLK.shape[1], -1, t_BHLK.shape[3])
-    return t_BHLK.gather(2, index)
+    k, v = shared(k, q.shape[1]), shared(v, q.shape[1])
+    return explicit(score(q, k), v, allow, bias, more, dropout, ctx)
 
 
 def _flex(

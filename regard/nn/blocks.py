@@ -36,7 +36,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, t_BHNCK: Tensor, blocks_NS: Tensor, empty: float) -> Tensor:
-        (B, H, N, C, K), S = t_BHNCK.shape, blocks_NS.shape[1]
+        (B, H, _, C, K), (N, S) = t_BHNCK.shape, blocks_NS.shape
         moves = runs(blocks_NS)
         out = t_BHNCK.new_empty(B, H, N, S, C, K)
         for place, query in (blocks_NS.T < 0).nonzero().tolist():

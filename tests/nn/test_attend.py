@@ -19,7 +19,22 @@ from regard.errors import UsageError
 from regard.laws.attention import ways_agree
 from regard.nn.attend import attend
 from regard.nn.context import Context, How, places, plain_places
-from regard.nn.pattern import AllOf, AnyOf, Causal, Full, Pattern, PerHead, Prefix, Window
+from regard.nn.pattern import (
+    AllOf,
+    AnyOf,
+    Causal,
+    Dilated,
+    Fixed,
+    Full,
+    GlobalTokens,
+    Local,
+    Local2D,
+    Pattern,
+    PerHead,
+    Prefix,
+    Strided,
+    Window,
+)
 from regard.nn.position import Alibi, Position, Rotary, T5Bias
 from regard.nn.score import Dot, Score
 from regard.spec import of
@@ -46,6 +61,38 @@ SEES: dict[str, tuple[Callable[[], Pattern], Callable[[int, int, int], bool]]] =
     "any_of": (
         lambda: AnyOf(DIMS, [of(Window, width=2), of(Window, width=3, both=True)]),
         lambda h, i, j: i - 2 <= j <= i + 2,
+    ),
+    "local": (lambda: Local(DIMS, 3, 2), lambda h, i, j: i // 3 * 3 - 2 <= j <= i),
+    "strided": (lambda: Strided(DIMS, 3), lambda h, i, j: j <= i and (i - j <= 3 or (i - j) % 3 == 0)),
+    "second": (lambda: Strided(DIMS, 2, "second"), lambda h, i, j: j <= i and (i - j) % 2 == 0),
+    "fixed": (
+        lambda: Fixed(DIMS, 4, 2),
+        lambda h, i, j: j <= i and (i // 4 == j // 4 or j % 4 in [(2, 3), (0, 1)][h % 2]),
+    ),
+    "dilated": (
+        lambda: Dilated(DIMS, 2, 3, both=True),
+        lambda h, i, j: j in (i - 3, i, i + 3),
+    ),
+    "global": (
+        lambda: Window(DIMS, width=2, both=True) | GlobalTokens(DIMS, 1, both=True),
+        lambda h, i, j: abs(i - j) < 2 or not i or not j,
+    ),
+    "local_2d": (
+        lambda: Local2D(DIMS, 4, (1, 2), (1, 1)),
+        lambda h, i, j: (
+            j
+            in {
+                0: [0],
+                1: [0, 1],
+                2: [1, 2],
+                3: [1, 2, 3],
+                4: [0, 1, 2, 4],
+                5: [0, 1, 2, 4, 5],
+                6: [1, 2, 3, 5, 6],
+                7: [1, 2, 3, 5, 6, 7],
+                8: [4, 5, 6, 8],
+            }.get(i, [])
+        ),
     ),
     "per_head": (
         lambda: PerHead(DIMS, [of(Causal), of(Window, width=2), of(Full)]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -64,5 +65,31 @@ class Position(nn.Module):
         """The pattern without the keys that this scheme gives no weight."""
         return pattern
 
+    def some(self, heads: list[int], of: int) -> Position:
+        """The scheme of these heads `of` so many, where heads are asked apart."""
+        return Some(self, heads, of)
+
     def charge(self, ctx: Context) -> None:
         """Put what this scheme costs under `ctx.losses`, where it has a price."""
+
+
+class Some(Position):
+    """Some heads of a scheme: it is asked for all, and the others are left out."""
+
+    def __init__(self, position: Position, heads: list[int], of: int) -> None:
+        super().__init__()
+        self.whole, self.heads, self.of = [position], heads, of  # in a list: its weights are not ours
+        self.biased, self.valued = position.biased, position.valued
+
+    def bias(self, q_BHLK: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
+        """Of these heads."""
+        return self.whole[0].bias(self._all(q_BHLK), i_BL, j_BM)[:, self.heads]
+
+    def value(self, w_BHLM: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
+        """Of these heads."""
+        return self.whole[0].value(self._all(w_BHLM), i_BL, j_BM)[:, self.heads]
+
+    def _all(self, t_BHLX: Tensor) -> Tensor:
+        shape = (t_BHLX.shape[0], self.of, *t_BHLX.shape[2:])
+        index = torch.tensor(self.heads, device=t_BHLX.device)
+        return t_BHLX.new_zeros(shape).index_copy(1, index, t_BHLX)
