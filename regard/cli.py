@@ -205,6 +205,9 @@ def cost(
     precision: Annotated[
         Literal["fp32", "bf16"], typer.Option(help="Of the cache and the activations.")
     ] = "bf16",
+    cache: Annotated[
+        Literal["full", "int8"], typer.Option(help="Keys and values in that precision, or in bytes.")
+    ] = "full",
     json: Json = False,
 ) -> None:
     """Say what a model costs before it is trained.
@@ -213,7 +216,9 @@ def cost(
     """
     from regard import cost as costs
 
-    found = costs.cost_of(recipe, overrides or [], batch=batch, length=length, precision=precision)
+    found = costs.cost_of(
+        recipe, overrides or [], batch=batch, length=length, precision=precision, cache=cache
+    )
     say(found.data, json, lambda: costs.table(found))
 
 
@@ -288,6 +293,10 @@ def predict(
     stop: Annotated[
         list[str] | None, typer.Option(help="End an answer before this text; may be repeated.")
     ] = None,
+    cache: Annotated[
+        Literal["full", "int8"] | None,
+        typer.Option(help="int8 keeps keys and values in a quarter of the bytes."),
+    ] = None,
     truncate: Annotated[
         Literal["left", "right"] | None,
         typer.Option(help="Cut inputs that are too long at this end, and say so."),
@@ -306,6 +315,7 @@ def predict(
         "method": "sample" if sample else "beam" if beam is not None else None,
         "beam": beam, "alpha": alpha, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "min_p": min_p, "seed": seed, "nbest": nbest, "length": length, "stop": tuple(stop) if stop else None,
+        "cache": cache,
     }  # fmt: skip
     given = {name: value for name, value in rules.items() if value is not None}
     answer(run, inputs or None, file, out, given, truncate, json)

@@ -5,7 +5,8 @@ second and no memory. Parameters and matrix products are counted, not estimated.
 
     bytes = 2 (keys and values) x batch x tokens x groups x head x layers x bytes of a number
 
-where a sliding window keeps at most its width of tokens, and cross-attention keeps the source's tokens.
+where a sliding window keeps at most its width of tokens, cross-attention keeps the source's tokens, and
+folded keys are fewer. In int8 a number takes one byte, and each vector two more for its scale.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import UsageError
 from regard.model import Encoder, EncoderDecoder, Model
+from regard.nn.cache import Precision as Kept
 from regard.nn.embed import Embed
 from regard.nn.head import Pooled
 from regard.nn.mixer import Attention
@@ -88,10 +90,11 @@ def cost_of(
     batch: int = 1,
     length: int | None = None,
     precision: Precision = "bf16",
+    cache: Kept = "full",
 ) -> Cost:
     """The cost of a run file's model, or of a system by its name: `cost_of("gpt", ["size=xl"])`."""
     name, recipe = _find(source, overrides)
-    return cost(recipe, batch, length, precision, name)
+    return cost(recipe, batch, length, precision, name, cache)
 
 
 def cost(
@@ -100,14 +103,15 @@ def cost(
     length: int | None = None,
     precision: Precision = "bf16",
     name: str = "model",
+    cache: Kept = "full",
 ) -> Cost:
-    """The cost of a recipe."""
+    """The cost of a recipe; with `cache` int8, generation keeps its keys and values in bytes."""
     with shapes_only(torch.bfloat16 if precision == "bf16" else torch.float32):
         model = recipe.build()
         count = parameters(model)
         length = length or model.dims.length
         flops, activations = _flops(model, batch, length), _activations(model, batch, length)
-    caches = cache_bytes(model, batch, length, precision)
+    caches = cache_bytes(model, batch, length, precision, cache)
     return Cost(
         name=name,
         kind=type(model).__name__,
@@ -143,7 +147,7 @@ def parameters(model: nn.Module) -> Parameters:
 
 
 def cache_bytes(
-    model: Model, batch: int, length: int, precision: Precision = "bf16"
+    model: Model, batch: int, length: int, precision: Precision = "bf16", cache: Kept = "full"
 ) -> list[tuple[str, int]]:
     """What generation remembers after `length` tokens: (formula in words, bytes) for each kind of layer.
 
@@ -154,19 +158,25 @@ def cache_bytes(
     kinds: dict[tuple[str, int, int, int], int] = {}
     for path, module in model.named_modules():
         if isinstance(module, Attention) and not path.startswith("encoder"):
-            reach = None if module.cross else module.pattern.reach
-            tokens = length if reach is None else min(length, reach)
             what = "source tokens" if module.cross else "tokens"
-            key = (what, tokens, module.groups, module.size)
+            key = (what, _columns(module, length), module.groups, module.size)
             kinds[key] = kinds.get(key, 0) + 1
-    size = BYTES[precision]
-    return [
-        (
-            f"2 x {batch} x {tokens} {what} x {groups} groups x {head} head x {layers} layers x {size} bytes",
-            2 * batch * tokens * groups * head * layers * size,
-        )
-        for (what, tokens, groups, head), layers in kinds.items()
-    ]
+    found = []
+    for (what, columns, groups, head), layers in kinds.items():
+        one = f"{head} head" if cache == "full" else f"({head} head + 2 scale)"
+        size, numbers = (BYTES[precision], head) if cache == "full" else (1, head + 2)
+        many = f"2 x {batch} x {columns} {what} x {groups} groups x {one} x {layers} layers"
+        text = f"{many} x {size} bytes" if size > 1 else f"{many} x 1 byte"
+        found.append((text, 2 * batch * columns * groups * numbers * layers * size))
+    return found
+
+
+def _columns(attention: Attention, length: int) -> int:
+    """Of how many keys and values an attention keeps after `length` tokens."""
+    if attention.compress is not None:
+        return attention.compress.columns(length)
+    reach = None if attention.cross else attention.pattern.reach
+    return length if reach is None else min(length, reach)
 
 
 def table(found: Cost) -> str:

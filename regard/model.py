@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.dims import Dims
 from regard.errors import UsageError
-from regard.nn.cache import Cache
+from regard.nn.cache import Cache, Precision
 from regard.nn.compress import Compress
 from regard.nn.context import Context, How, Memory, places, plain_places
 from regard.nn.embed import Embed
@@ -40,9 +40,11 @@ class Model(nn.Module):
     head: Head
     recipe: Recipe[Model] | None = None
 
-    def cache(self, batch: int, length: int | None = None, spare: int = 0) -> Cache:
-        """An empty cache for `batch` rows: growing, or static with `length` columns."""
-        return Cache(batch, length, spare)
+    def cache(
+        self, batch: int, length: int | None = None, spare: int = 0, precision: Precision = "full"
+    ) -> Cache:
+        """An empty cache for `batch` rows: growing, or static with `length` columns; in full or in bytes."""
+        return Cache(batch, length, spare, precision)
 
     def recent(self, batch: int, memory: int | None = None, states: bool = False) -> Recent:
         """An empty memory over segments for `batch` rows, of the last `memory` tokens before each call."""

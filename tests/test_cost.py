@@ -37,6 +37,9 @@ def test_gemma_cache_is_one_and_a_third_gib() -> None:
     assert found == 2 * 4096 * 8 * 256 * 42 * 2 and found / 2**30 == 1.3125
     assert formula == "2 x 1 x 4096 tokens x 8 groups x 256 head x 42 layers x 2 bytes"
     assert sum(b for _, b in cache_bytes(model, 1, 4096, "fp32")) / 2**30 == 2.625
+    [(formula, found)] = cache_bytes(model, 1, 4096, cache="int8")
+    assert found == 2 * 4096 * 8 * (256 + 2) * 42
+    assert formula == "2 x 1 x 4096 tokens x 8 groups x (256 head + 2 scale) x 42 layers x 1 byte"
 
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
@@ -53,6 +56,17 @@ def test_cache_bytes_equal_the_cache(groups: int, window: int | None) -> None:
         with torch.no_grad():
             model(torch.randint(0, 11, (2, 16)), cache=cache)
         assert sum(b for _, b in cache_bytes(model, 2, 16, "fp32")) == cache.nbytes
+
+
+def test_folded_keys_and_bytes_are_counted() -> None:
+    recipe = regard.system("memory_compressed", vocab=11, width=32, heads=4, layers=2, length=64, local=9)
+    model = regard.build(recipe)
+    assert isinstance(model, Decoder)
+    for precision in ("full", "int8"):
+        cache = model.cache(2, precision=precision)  # type: ignore[arg-type]
+        with torch.no_grad():
+            model(torch.randint(0, 11, (2, 50)), cache=cache)
+        assert cost(recipe, 2, 50, "fp32", cache=precision).cache == cache.nbytes  # type: ignore[arg-type]
 
 
 def test_cache_bytes_of_an_encoder_decoder_count_the_source_too() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.decode.rules import Rules
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
-from regard.nn.cache import Cache
+from regard.nn.cache import Cache, Precision
 from regard.nn.context import Memory, places
 
 
@@ -22,6 +22,7 @@ class Session:
         model: a decoder or an encoder-decoder
         prompts: what each answer begins with; an encoder-decoder's is its start token
         sources: what an encoder-decoder reads; None for a decoder
+        precision: of the cache
     """
 
     def __init__(
@@ -29,11 +30,12 @@ class Session:
         model: Decoder | EncoderDecoder,
         prompts: Sequence[Sequence[int]],
         sources: Sequence[Sequence[int]] | None = None,
+        precision: Precision = "full",
     ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         ids_BL = padded(prompts, self.device, left=True)
-        self.cache = model.cache(len(prompts))
+        self.cache = model.cache(len(prompts), precision=precision)
         with torch.no_grad():
             if sources is not None:
                 assert isinstance(model, EncoderDecoder)

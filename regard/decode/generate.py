@@ -113,7 +113,7 @@ def _stream(
         yield Piece(None, "", row.hypothesis())
         return
     with at_rest(model):
-        session = Session(model, [prompt], None if source is None else [source])
+        session = Session(model, [prompt], None if source is None else [source], rules.cache)
         for _ in walk(session, [row], rules, eos, [prompt], [key(rules.seed, prompt, source)]):
             token = None if row.end == "eos" else row.ids[-1]
             yield Piece(token, row.fresh, None if row.end is None else row.hypothesis())
@@ -165,7 +165,7 @@ def _answer(
         return answers
     prompts, limits = [prompts[n] for n in some], [limits[n] for n in some]
     sources = None if sources is None else [sources[n] for n in some]
-    session = Session(model, prompts, sources)
+    session = Session(model, prompts, sources, rules.cache)
     if rules.method == "beam" and rules.beam > 1:
         found = search(session, limits, rules, eos)
         if decode is not None:

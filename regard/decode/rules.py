@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from regard.errors import UsageError
+from regard.nn.cache import Precision
 
 End = Literal["eos", "stop", "length"]
 
@@ -50,6 +51,7 @@ class Rules:
         nbest: answers returned for each prompt: the best ones (beam) or independent draws (sample)
         stop: strings that end an answer; the text is cut before them
         min_length: the end token is forbidden until the answer has this many tokens
+        cache: how keys and values are kept: full, or int8, in about a quarter of the bytes
     """
 
     length: int | None = None
@@ -65,10 +67,13 @@ class Rules:
     nbest: int = 1
     stop: tuple[str, ...] = ()
     min_length: int = 0
+    cache: Precision = "full"
 
     def __post_init__(self) -> None:
         if self.method not in ("greedy", "sample", "beam"):
             raise UsageError(f"method must be greedy, sample or beam, but is {self.method!r}.")
+        if self.cache not in ("full", "int8"):
+            raise UsageError(f"cache must be full or int8, but is {self.cache!r}.")
         if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
             raise UsageError(f"stop must be a tuple of strings that are not empty, but is {self.stop!r}.")
         for name, low, high, whole in _BOUNDS:

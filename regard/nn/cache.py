@@ -8,12 +8,15 @@ That one rule serves padding, preallocated columns not yet written, and the ring
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from regard.errors import UsageError
 from regard.nn.context import Memory
+
+Precision = Literal["full", "int8"]
 
 
 class Cache:
@@ -23,14 +26,19 @@ class Cache:
       batch: rows
       length: columns to preallocate (static: shapes never change); None grows as needed
       spare: how many tokens a `rollback` may take back behind a sliding window
+      precision: of keys and values: full, as they come; int8, a byte a number and two for a vector's scale
 
     states says whether layers' inputs are kept, to be recalled, and not keys and values.
     """
 
     states: bool = False
 
-    def __init__(self, batch: int, length: int | None = None, spare: int = 0) -> None:
-        self.batch, self.capacity, self.spare = batch, length, spare
+    def __init__(
+        self, batch: int, length: int | None = None, spare: int = 0, precision: Precision = "full"
+    ) -> None:
+        if precision not in ("full", "int8"):
+            raise UsageError(f"The precision of a cache must be full or int8, but is {precision!r}.")
+        self.batch, self.capacity, self.spare, self.precision = batch, length, spare, precision
         self.length = 0  # columns so far
         self.plain = True  # no padding so far: every row holds positions 0 .. length - 1
         self.memory: Memory | None = None
@@ -93,17 +101,19 @@ class Cache:
         self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, column_BM: Tensor, columns: int
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values where each row says (-1: nowhere); get the first `columns` of all."""
-        slot = self.slots.setdefault(path, Placed())
+        slot = self.slots.setdefault(path, Placed(self))
         assert isinstance(slot, Placed)
         return slot.place(k_BGMK, v_BGMK, column_BM, columns)
 
     def once(self, path: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What is computed at the first call and stays: the keys and values of an encoder's memory."""
-        slot = self.slots.setdefault(path, Kept(()))
+        slot = self.slots.get(path)
+        if slot is None:
+            made = make()
+            self.slots[path] = Kept(self.pack(made), made[0].dtype)
+            return made
         assert isinstance(slot, Kept)
-        if not slot.state:
-            slot.state = make()
-        return slot.state
+        return self.unpack(slot.state, slot.dtype)
 
     def swap(self, path: str, new: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Put the state of a recurrent or convolutional part and get the one before."""
@@ -149,6 +159,19 @@ class Cache:
         for slot in self.slots.values():
             slot.rollback(next_B)
 
+    def pack(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What is kept of these tensors, which hold a vector for each row, group and column.
+
+        int8:  n = round(x / s),   s = max |x| / 127
+        """
+        return given if self.precision == "full" else tuple(p for t in given for p in _bytes(t))
+
+    def unpack(self, kept: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The tensors again, as near as they were kept."""
+        if self.precision == "full":
+            return kept
+        return tuple(n.to(dtype) * s.to(dtype) for n, s in zip(kept[::2], kept[1::2], strict=True))
+
     @property
     def nbytes(self) -> int:
         """Bytes of what is remembered: columns in use if the cache grows, all columns if it is static."""
@@ -180,8 +203,8 @@ class Slot:
 class Kept(Slot):
     """Computed once, never changed: nothing to take back."""
 
-    def __init__(self, state: tuple[Tensor, ...]) -> None:
-        self.state = state
+    def __init__(self, state: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+        self.state, self.dtype = state, dtype
 
     def check(self, next_B: Tensor, path: str) -> None:
         """It does not depend on the tokens."""
@@ -208,7 +231,7 @@ class Every(Slot):
         used = self.state[0].shape[2] if self.cache.capacity is not None else self.cache.length
         shape = (len(index_N), *self.state[0].shape[1:])
         if not self.other or self.other[0].shape != shape:
-            self.other = tuple(t.new_zeros(shape) for t in self.state)
+            self.other = tuple(t.new_zeros(len(index_N), *t.shape[1:]) for t in self.state)
         for old, new in zip(self.state, self.other, strict=True):
             torch.index_select(old[:, :, :used], 0, index_N, out=new[:, :, :used])
         self.state, self.other = self.other, self.state if self.state[0].shape == shape else ()
@@ -216,14 +239,15 @@ class Every(Slot):
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Write the new columns; return all that are in use (or all there are, if static)."""
         end, new = self.cache.length, k_BGMK.shape[2]
-        state = self.state or (None, None)
-        pairs = zip(state, (k_BGMK, v_BGMK), strict=True)
+        given = self.cache.pack((k_BGMK, v_BGMK))
+        pairs = zip(self.state or (None,) * len(given), given, strict=True)
         self.state = tuple(_room(s, end - new, new, 2, t, self.cache.capacity) for s, t in pairs)
-        for room, t in zip(self.state, (k_BGMK, v_BGMK), strict=True):
+        for room, t in zip(self.state, given, strict=True):
             room[:, :, end - new : end] = t
         if end == new:  # nothing before: what is new is all there is
             return k_BGMK, v_BGMK, self.cache.new_BL
-        k, v = self.state if self.cache.capacity is not None else (t[:, :, :end] for t in self.state)
+        kept = self.state if self.cache.capacity is not None else tuple(t[:, :, :end] for t in self.state)
+        k, v = self.cache.unpack(kept, k_BGMK.dtype)
         assert self.cache.seen_BM is not None
         return k, v, self.cache.seen_BM
 
@@ -252,34 +276,32 @@ class Ring(Slot):
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what was there and what is new; then let the new overwrite the oldest."""
         B, L = k_BGMK.shape[0], k_BGMK.shape[2]
-        pos_BL = self.cache.new_BL.expand(B, L)
+        pos_BL, given = self.cache.new_BL.expand(B, L), self.cache.pack((k_BGMK, v_BGMK))
         if self.pos_BM is None:
             self.pos_BM = pos_BL.new_full((B, self.size + 1), -1)
-            self.state = tuple(
-                t.new_zeros(B, t.shape[1], self.size + 1, t.shape[3]) for t in (k_BGMK, v_BGMK)
-            )
-            self._write(k_BGMK, v_BGMK, pos_BL)
+            self.state = tuple(t.new_zeros(B, t.shape[1], self.size + 1, t.shape[3]) for t in given)
+            self._write(given, pos_BL)
             return k_BGMK, v_BGMK, self.cache.new_BL
         if L == 1:  # the key it overwrites is out of reach
-            self._write(k_BGMK, v_BGMK, pos_BL)
-            return self._view()
-        k, v, j = self._view()
+            self._write(given, pos_BL)
+            return self._view(k_BGMK.dtype)
+        k, v, j = self._view(k_BGMK.dtype)
         both = torch.cat([k, k_BGMK], 2), torch.cat([v, v_BGMK], 2), torch.cat([j, pos_BL], 1)
-        self._write(k_BGMK, v_BGMK, pos_BL)
+        self._write(given, pos_BL)
         return both
 
-    def _view(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _view(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         assert self.pos_BM is not None
-        k, v = (t[:, :, : self.size] for t in self.state)
+        k, v = self.cache.unpack(tuple(t[:, :, : self.size] for t in self.state), dtype)
         return k, v, self.pos_BM[:, : self.size]
 
-    def _write(self, k_BGMK: Tensor, v_BGMK: Tensor, pos_BL: Tensor) -> None:
+    def _write(self, given: tuple[Tensor, ...], pos_BL: Tensor) -> None:
         assert self.pos_BM is not None
         last_B1 = pos_BL.amax(1, keepdim=True)
         live_BL = (pos_BL >= 0) & (pos_BL > last_B1 - self.size)
         column_BL = torch.where(live_BL, pos_BL % self.size, self.size)
         self.pos_BM.scatter_(1, column_BL, torch.where(live_BL, pos_BL, -1))
-        for room, t in zip(self.state, (k_BGMK, v_BGMK), strict=True):
+        for room, t in zip(self.state, given, strict=True):
             index = column_BL[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])
             room.scatter_(2, index, t)
 
@@ -320,17 +342,18 @@ class Placed(Slot):
     more column, the first, takes what is written nowhere.
     """
 
-    columns = 0
+    def __init__(self, cache: Cache) -> None:
+        self.cache, self.columns = cache, 0
 
     def place(self, k_BGMK: Tensor, v_BGMK: Tensor, column_BM: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Write, then return all columns."""
         held, self.columns = self.columns, columns
-        state = self.state or (None, None)
-        pairs = list(zip(state, (k_BGMK, v_BGMK), strict=True))
+        given = self.cache.pack((k_BGMK, v_BGMK))
+        pairs = zip(self.state or (None,) * len(given), given, strict=True)
         self.state = tuple(_room(s, held + 1, columns - held, 2, t, None) for s, t in pairs)
-        for room, (_, t) in zip(self.state, pairs, strict=True):
+        for room, t in zip(self.state, given, strict=True):
             room.scatter_(2, (column_BM + 1)[:, None, :, None].expand_as(t), t)
-        k, v = (t[:, :, 1 : columns + 1] for t in self.state)
+        k, v = self.cache.unpack(tuple(t[:, :, 1 : columns + 1] for t in self.state), k_BGMK.dtype)
         return k, v
 
     def check(self, next_B: Tensor, path: str) -> None:
@@ -355,3 +378,10 @@ def _room(
     if held is not None:
         room.narrow(axis, 0, used).copy_(held.narrow(axis, 0, used))
     return room
+
+
+def _bytes(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Each vector as whole numbers from -127 to 127, and what to multiply them by."""
+    scale = (t.abs().amax(-1, keepdim=True) / 127).to(torch.bfloat16)
+    least = torch.finfo(torch.bfloat16).tiny  # a vector of zeros stays one
+    return (t / scale.to(t.dtype).clamp(min=least)).round().clamp(-127, 127).to(torch.int8), scale
