@@ -36,7 +36,15 @@ from regard.systems import SYSTEMS, recipe
 
 M = TypeVar("M", bound=nn.Module)
 DIMS = {"width": 16, "heads": 4, "layers": 2, "length": 48}
-NUMBERS = {"vocab": 13, "classes": 3, "width": 5, "size": 5, "keys": 5}  # small against what they meet
+NUMBERS = {
+    "vocab": 13,
+    "classes": 3,
+    "width": 5,
+    "size": 5,
+    "keys": 5,
+    "ramp": 4,
+    "chunk": 5,
+}  # small against what they meet
 FAMILIES: tuple[type, ...] = (
     *(Block, Compress, Embed, FFN, Head, Init, Mixer, Norm, Pattern, Position, Residual, Score, Stack),
 )
@@ -161,7 +169,9 @@ def _looks_ahead(part: Recipe[Any]) -> bool:
             part.build(Dims(**DIMS)).check(Causal(Dims(**DIMS)))
         except UsageError:
             return True
-    return issubclass(_class(part), Pattern) and not part.build(Dims(**DIMS)).causal
+    if not issubclass(_class(part), Pattern | Mixer):
+        return False
+    return not getattr(part.build(Dims(**DIMS)), "causal", True)
 
 
 def _class(part: Recipe[Any]) -> type:
