@@ -105,4 +105,14 @@ class _Systems(ModuleType):
 
 sys.modules[__name__].__class__ = _Systems
 
-from regard.systems import bert, gpt, linformer, llama, memory_compressed, t5, transformer_xl, vanilla  # noqa: E402, F401
+from regard.systems import (  # noqa: E402, F401
+    adaptive_span,
+    bert,
+    gpt,
+    linformer,
+    llama,
+    memory_compressed,
+    t5,
+    transformer_xl,
+    vanilla,
+)

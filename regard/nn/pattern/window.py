@@ -23,12 +23,13 @@ class Window(Pattern):
     Options:
       width: w, the number of keys on one side, the token itself included
       both: look ahead as far as back (encoders)
+      itself: a token sees itself; else only the others (adaptive span)
     """
 
-    def __init__(self, dims: Dims, width: int = 256, both: bool = False) -> None:
+    def __init__(self, dims: Dims, width: int = 256, both: bool = False, itself: bool = True) -> None:
         if width < 1:
             raise UsageError(f"A window must be at least 1 wide, but width is {width}.")
-        self.width, self.both = width, both
+        self.width, self.both, self.itself = width, both, itself
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -42,11 +43,14 @@ class Window(Pattern):
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         gap = i - j
-        return (gap.abs() < self.width) if self.both else (gap >= 0) & (gap < self.width)
+        near = (gap.abs() < self.width) if self.both else (gap >= 0) & (gap < self.width)
+        return near if self.itself else near & (gap != 0)
 
     def amounts_to(self, length: int) -> Literal["causal", "full"] | None:
         """All there is, while the sequence is no longer than the window."""
-        return ("full" if self.both else "causal") if length <= self.width else None
+        if not self.itself or length > self.width:
+            return None
+        return "full" if self.both else "causal"
 
     def keys(self, block: int, count: int) -> Tensor | None:
         """The query's own block and as many before it (and after it) as the window touches."""

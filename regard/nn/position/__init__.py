@@ -8,8 +8,10 @@ shaw           Shaw et al. 2018, https://arxiv.org/abs/1803.02155
 t5_bias        Raffel et al. 2020, https://arxiv.org/abs/1910.10683
 transformer_xl Dai et al. 2019, https://arxiv.org/abs/1901.02860
 alibi          Press et al. 2022, https://arxiv.org/abs/2108.12409
+adaptive_span  Sukhbaatar et al. 2019, https://arxiv.org/abs/1905.07799
 """
 
+from regard.nn.position.adaptive_span import AdaptiveSpan
 from regard.nn.position.alibi import Alibi
 from regard.nn.position.concatenated import Concatenated
 from regard.nn.position.learned import Learned
@@ -21,6 +23,7 @@ from regard.nn.position.t5_bias import T5Bias
 from regard.nn.position.transformer_xl import TransformerXL
 
 __all__ = [
+    "AdaptiveSpan",
     "Alibi",
     "Concatenated",
     "Learned",

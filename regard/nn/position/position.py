@@ -69,8 +69,8 @@ class Position(nn.Module):
         """The scheme of these heads `of` so many, where heads are asked apart."""
         return Some(self, heads, of)
 
-    def charge(self, ctx: Context) -> None:
-        """Put what this scheme costs under `ctx.losses`, where it has a price."""
+    def charge(self, ctx: Context, raw_BHLK: Tensor) -> None:
+        """Put what this scheme costs under `ctx.losses`, where it has a price; `ask` gave raw_BHLK."""
 
 
 class Some(Position):

@@ -1,0 +1,66 @@
+"""What a query makes of each distance, handed to the keys at that distance, wherever they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+FAR = 2**30  # beyond every position
+
+
+def spread(meet: Callable[[int, int], Tensor], i_BL: Tensor, j_BM: Tensor, causal: bool) -> Tensor:
+    """s_ij = what the query at i makes of the distance i - j: (B or 1, H, L, M).
+
+    `meet(most, count)` says what each query makes of the distances most, most - 1, ...: (B, H, L, count). So
+    a query meets a distance once, however many keys there are. Where columns run on like positions, the
+    answer is a view of that (the shift of Dai et al. 2019, appendix B, without its copy); else it is picked.
+    If `causal`, keys ahead of their query get 0.
+    """
+    L, M = i_BL.shape[1], j_BM.shape[1]
+    shift, most, least = _distances(i_BL, j_BM)
+    if shift is not None:  # the distance at column (l, m) is l - m + shift
+        wide = max(M, L + shift) + 1 if causal else L + M
+        s_BHX = meet(L - 1 + shift, wide).flatten(2)[..., L - 1 : L - 1 + L * (wide - 1)]
+        s_BHLM: Tensor = s_BHX.unflatten(2, (L, wide - 1))[..., :M]
+        return s_BHLM.tril(shift) if causal else s_BHLM
+    gap_B1LM = (i_BL[:, None, :, None] - j_BM[:, None, None, :]).long()
+    count = max(most - (max(least, 0) if causal else least), 0) + 1
+    column_B1LM = (most - gap_B1LM).clamp(0, count - 1)  # padding may lie outside
+    s_BHLR = meet(most, count)
+    both = max(len(s_BHLR), len(column_B1LM)), s_BHLR.shape[1], -1, -1
+    s_BHLM = s_BHLR.expand(both).gather(-1, column_B1LM.expand(both))
+    return s_BHLM.masked_fill(gap_B1LM < 0, 0.0) if causal else s_BHLM
+
+
+def _distances(i_BL: Tensor, j_BM: Tensor) -> tuple[int | None, int, int]:
+    """How much more a distance is than its columns are apart, if always the same; the most and the least.
+
+    Only real tokens count. Where tensors hold no numbers, what they would say if nothing were padded.
+    """
+    L, M = i_BL.shape[1], j_BM.shape[1]
+    if blank(i_BL):
+        return M - L, M, 0
+    found = []
+    for shift in (True, False):
+        (few_i, many_i), (few_j, many_j) = _ends(i_BL, shift), _ends(j_BM, shift)
+        least_B, most_B = few_i - many_j, many_i - few_j
+        found += [most_B.amax(), torch.where(most_B > -FAR, least_B, FAR).amin()]
+    a, b, most, least = torch.stack(found).tolist()
+    if most < -FAR:  # no query meets a key
+        return 0, 0, 0
+    return (a if a == b else None), most, least
+
+
+def _ends(pos_BL: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
+    """The least and the most of each row's positions, or of how far they are ahead of their columns."""
+    real_BL, pos_BL = pos_BL >= 0, pos_BL.long()
+    if shift:
+        pos_BL = pos_BL - torch.arange(pos_BL.shape[1], device=pos_BL.device)
+    return torch.where(real_BL, pos_BL, 2 * FAR).amin(1), torch.where(real_BL, pos_BL, -2 * FAR).amax(1)
+
+
+def blank(t: Tensor) -> bool:
+    """It has a shape but no numbers: costs are being counted."""
+    return t.is_meta or type(t) not in (Tensor, torch.nn.Parameter)
