@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from regard.errors import UsageError
-from regard.laws.attention import PATTERNS
+from regard.laws.attention import PATTERNS, SPARSE
 from regard.laws.subjects import positions
 from regard.model import Decoder, build
 from regard.nn.block import Serial
@@ -39,7 +39,7 @@ def matrix() -> list[Cell]:
     return [
         tried(position, position_recipe, pattern, pattern_recipe)
         for position, position_recipe in positions().items()
-        for pattern, pattern_recipe in PATTERNS.items()
+        for pattern, pattern_recipe in (PATTERNS | SPARSE).items()
     ]
 
 

@@ -17,7 +17,22 @@ from regard.laws.models import SMALL
 from regard.laws.subjects import DIMS, enlivened
 from regard.nn.attend import attend
 from regard.nn.context import Context, How, places, plain_places
-from regard.nn.pattern import AllOf, AnyOf, Causal, Full, Pattern, PerHead, Prefix, Window
+from regard.nn.pattern import (
+    AllOf,
+    AnyOf,
+    Causal,
+    Dilated,
+    Fixed,
+    Full,
+    GlobalTokens,
+    Local,
+    Local2D,
+    Pattern,
+    PerHead,
+    Prefix,
+    Strided,
+    Window,
+)
 from regard.nn.position import Position
 from regard.nn.score import Dot, Score
 from regard.spec import Recipe, of
@@ -32,6 +47,17 @@ PATTERNS: dict[str, Recipe[Pattern]] = {
     "any_of": of(AnyOf, patterns=[of(Window, width=3, both=True), of(Window, width=9)]),
     "per_head": of(PerHead, patterns=[of(Window, width=3), of(Causal), of(Window, width=5, both=True)]),
     "per_head windows": of(PerHead, patterns=[of(Window, width=2), of(Window, width=11)]),
+}
+SPARSE: dict[str, Recipe[Pattern]] = {
+    "local": of(Local, width=5, memory=3),
+    "local_2d": of(Local2D, across=6, block=(2, 3), flange=(1, 2)),
+    "strided": of(Strided, stride=4),
+    "fixed": of(Fixed, stride=4, summaries=1),
+    "dilated": of(Dilated, width=3, step=3),
+    "global_tokens": of(AnyOf, patterns=[of(Window, width=3), of(GlobalTokens, count=2)]),
+    "global_tokens both": of(
+        AnyOf, patterns=[of(Window, width=3, both=True), of(GlobalTokens, count=2, both=True)]
+    ),
 }
 GROUPS = {"MHA": 4, "GQA": 2, "MQA": 1}
 

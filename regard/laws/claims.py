@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.laws import attention, models, writers
 from regard.laws.asking import LENGTH, PADS
-from regard.laws.attention import GROUPS, PATTERNS
+from regard.laws.attention import GROUPS, PATTERNS, SPARSE
 from regard.laws.subjects import DIMS, FAMILIES, NUMBERS, hosts, lively, parts, positions, systems
 from regard.model import Decoder, EncoderDecoder, Model
 from regard.nn.pattern import Pattern, Prefix
@@ -151,13 +151,17 @@ def _kernels(position: Recipe[Position] | None) -> Cases:
     """Every pattern x {MHA, GQA, MQA} x padding: explicit == fused == blockwise, gradients included."""
     for (p, pattern), (g, groups), pads in product(PATTERNS.items(), GROUPS.items(), PADS):
         yield f"{p}, {g}, {pads}", attention.ways_agree(position, pattern, groups, pads)
+    for p, pattern in SPARSE.items():
+        for g, pads in (("MHA", "plain"), ("GQA", "left"), ("MQA", "middle")):
+            yield f"{p}, {g}, {pads}", attention.ways_agree(position, pattern, GROUPS[g], pads)
     for pads in PADS:
         yield f"prefix by row, {pads}", attention.ways_agree(position, of(Prefix), 2, pads, (6, 0, 3))
 
 
 def _flex(position: Recipe[Position] | None) -> Cases:
     """FlexAttention without a GPU gives what explicit gives: all patterns, two of them with a bias."""
-    chosen = PATTERNS if position is None else {p: PATTERNS[p] for p in ("window", "per_head")}
+    some = {p: SPARSE[p] for p in ("strided", "fixed", "local_2d")}
+    chosen = PATTERNS | some if position is None else {p: PATTERNS[p] for p in ("window", "per_head")}
     for p, pattern in chosen.items():
         yield p, attention.flex_agrees(position, pattern, 2, "left")
     yield "prefix by row", attention.flex_agrees(position, of(Prefix), 2, "left", (6, 0, 3))
