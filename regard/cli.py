@@ -337,6 +337,21 @@ def score(
 
 
 @verb
+def convert(
+    run: RunFolder,
+    groups: Annotated[int, typer.Option(help="Sets of keys and values that are left; 1 is MQA.", min=1)],
+    out: Annotated[Path, typer.Option(help="New folder for the converted run or model.")],
+) -> None:
+    """Let the heads of a trained model share keys and values.
+
+    GQA by mean pooling: a smaller cache, almost the same answers; train on a little to win them back.
+    """
+    from regard.convert import convert as change
+
+    print(f"{change(run, groups, out)}: {groups} groups of keys and values")
+
+
+@verb
 def prove(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Only these systems or laws.")
