@@ -82,7 +82,7 @@ def test_the_mask_is_that_of_the_authors() -> None:
         born([0.0, 0.2, 0.5, 1.0], relative=False),
         torch.tensor([0.0, 0.2, 0.5, 1.0], dtype=torch.float64),
     )
-    mask_HM = (torch.arange(1 - S, 1)[None] / R + val[:, None] * S / R + 1).clamp(0, 1)
+    mask_HM = (torch.arange(1 - S, 1, dtype=torch.float64)[None] / R + val[:, None] * S / R + 1).clamp(0, 1)
     q, i, j = torch.zeros(1, H, 1, K).double(), torch.tensor([[S - 1]]), torch.arange(S)[None]
     assert torch.allclose(part.bias(q, i, j)[0, :, 0].exp(), mask_HM, atol=1e-12)
 

@@ -63,7 +63,7 @@ class AdaptiveSpan(Position):
                 f"A span needs a ramp and a longest of at least 1, but they are {ramp} and {self.longest}."
             )
         self.dims, self.ramp, self.penalty, self.dynamic = dims, ramp, penalty, dynamic
-        self.some_heads = list(range(dims.heads))
+        self.some_heads: list[int] | slice = slice(None)
         self.span = nn.Parameter(torch.full((dims.layers * dims.heads,), -4.0 if dynamic else 0.0))
         self.keys = nn.Embedding(self.longest, dims.size) if relative else None
         self.look = nn.ModuleList(

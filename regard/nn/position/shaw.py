@@ -58,6 +58,10 @@ class Shaw(Position):
         y_BHLK: Tensor = w_BHLR @ a_RK.to(w_BHLM.dtype)
         return y_BHLK
 
+    def some(self, heads: list[int], of: int) -> Position:
+        """All heads share the vectors."""
+        return self
+
     def _own(self, table: nn.Embedding) -> Tensor:
         """The vectors of this layer, from -k to k."""
         return table.weight.unflatten(0, (-1, 2 * self.distance + 1))[self.layer]  # type: ignore[no-any-return]

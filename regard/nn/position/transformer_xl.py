@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 
 import torch
@@ -52,6 +53,7 @@ class TransformerXL(Position):
         if clamp is not None and clamp < 1:
             raise UsageError(f"Distances can be clamped at 1 or more, but clamp is {clamp}.")
         self.causal, self.clamp, self.dropout, self.width = causal, clamp, dropout, dims.width
+        self.some_heads: list[int] | slice = slice(None)
         self.u, self.v = (nn.Parameter(torch.empty(dims.heads, dims.size)) for _ in range(2))
         for both in (self.u, self.v):
             nn.init.normal_(both, std=0.02)
@@ -65,17 +67,23 @@ class TransformerXL(Position):
 
     def bias(self, q_BHLK: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
         """(q_i + v) . W_R r_{i-j} / sqrt(K)."""
-        q_BHLK = (q_BHLK + self.v[:, None]) * q_BHLK.shape[-1] ** -0.5
+        q_BHLK = (q_BHLK + self.v[self.some_heads, None]) * q_BHLK.shape[-1] ** -0.5
         return spread(partial(self._meet, q_BHLK), i_BL, j_BM, self.causal)
+
+    def some(self, heads: list[int], of: int) -> Position:
+        """Those heads, with their vectors and their part of W_R."""
+        here = copy(self)
+        here.some_heads = heads
+        return here
 
     def _meet(self, q_BHLK: Tensor, most: int, count: int) -> Tensor:
         """q . W_R r for the distances most, most - 1, ..., `count` of them: (B, H, L, count)."""
-        (B, H, L, K), D = q_BHLK.shape, self.width
+        (B, _, L, K), D = q_BHLK.shape, self.width
         r_RD = _waves(most, count, D, self.clamp, q_BHLK)
         r_RD = F.dropout(r_RD, self.dropout, self.training)
         matrix = self.keys[self.layer]
         assert isinstance(matrix, nn.Linear)
-        w_HKD = matrix.weight.unflatten(0, (H, K)).to(q_BHLK.dtype)
+        w_HKD = matrix.weight.unflatten(0, (-1, K))[self.some_heads].to(q_BHLK.dtype)
         q_HXK = q_BHLK.transpose(0, 1).flatten(1, 2)  # one product for each head, whatever the rows are
         if B * L * D * (K + count) < count * K * (D + B * L):
             s_HXR = q_HXK @ w_HKD @ r_RD.mT
