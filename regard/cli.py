@@ -158,11 +158,25 @@ def parts(
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Which positions and patterns work together.")
     ] = False,
+    picture: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="Show who sees whom: strided, or '{kind: strided, stride: 6}'."),
+    ] = None,
+    length: Annotated[int, typer.Option(help="Positions in the picture.", min=1, max=512)] = 32,
+    out: Annotated[Path | None, typer.Option(help="Write the picture as a PNG file, too.")] = None,
     json: Json = False,
     markdown: Markdown = False,
 ) -> None:
     """List the parts by family: what they are, and where."""
     from regard import catalogue
+
+    if picture is not None:
+        from regard.look.pattern import draw_pattern, read_pattern, text_pattern
+
+        pattern = read_pattern(picture, length)
+        if out is not None:
+            draw_pattern(pattern, out, length, picture)
+        return print(text_pattern(pattern, length))
 
     if matrix:
         from regard import matrix as pairs
