@@ -382,6 +382,8 @@ def _room(
 
 def _bytes(t: Tensor) -> tuple[Tensor, Tensor]:
     """Each vector as whole numbers from -127 to 127, and what to multiply them by."""
+    if not t.is_floating_point():  # whole numbers already: the buckets of a hash stay what they are
+        return t, t.new_ones(*t.shape[:-1], 1, dtype=torch.bfloat16)
     scale = (t.abs().amax(-1, keepdim=True) / 127).to(torch.bfloat16)
     least = torch.finfo(torch.bfloat16).tiny  # a vector of zeros stays one
     return (t / scale.to(t.dtype).clamp(min=least)).round().clamp(-127, 127).to(torch.int8), scale

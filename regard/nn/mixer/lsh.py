@@ -111,8 +111,8 @@ class Lsh(Mixer):
             if ctx.position.biased or ctx.position.valued:
                 raise UsageError(
                     f"LSH sorts tokens anew in each head, so the position at {ctx.path!r} must be added "
-                    f"to the input or turn queries, but {type(ctx.position).__name__} changes scores or values; "
-                    "take another."
+                    f"to the input or turn queries, but {type(ctx.position).__name__} changes scores or "
+                    "values; take another."
                 )
             q_BHLK, k_BHLK = ctx.position.turn(qk_BHLK, qk_BHLK, ctx.pos_BL)
         k_BHLK = F.normalize(k_BHLK, dim=-1)

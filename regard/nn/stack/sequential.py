@@ -57,20 +57,23 @@ class Sequential(Stack):
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Enter, go down, leave."""
-        position = self.position
-        if position is not None:
-            x_BLD = position.at(0).add(x_BLD, ctx.pos_BL)
+        if self.position is not None:
+            x_BLD = self.position.at(0).add(x_BLD, ctx.pos_BL)
         if self.enter is not None:
             x_BLD = self.enter(x_BLD)
-        x_BLD = self.dropout(x_BLD)
-        for depth, block in enumerate(self.blocks):
-            here = position.at(depth) if position is not None else None
-            if here is not None and here.every and depth:
-                x_BLD = here.add(x_BLD, ctx.pos_BL)
-            x_BLD = block(x_BLD, ctx.at(depth).but(position=here))
+        x_BLD = self.down(self.dropout(x_BLD), ctx)
         if self.leave is not None:
             x_BLD = self.leave(x_BLD)
         return self.leave_dropout(x_BLD)  # type: ignore[no-any-return]
+
+    def down(self, x_BLD: Tensor, ctx: Context) -> Tensor:
+        """Block after block."""
+        for depth, block in enumerate(self.blocks):
+            here = self.position.at(depth) if self.position is not None else None
+            if here is not None and here.every and depth:
+                x_BLD = here.add(x_BLD, ctx.pos_BL)
+            x_BLD = block(x_BLD, ctx.at(depth).but(position=here))
+        return x_BLD
 
     def _last(self, dims: Dims, leave: Recipe[Norm] | Literal["auto"] | None) -> Norm | None:
         last = self.blocks[-1]
