@@ -151,10 +151,11 @@ def test_systems_and_parts() -> None:
 
 def test_the_matrix_of_parts() -> None:
     cells = json.loads(regard("parts", "--matrix", "--json").stdout)
-    found = {(c["position"], c["pattern"]): c["works"] for c in cells}
+    found = {(c["position"], c["name"]): c["works"] for c in cells}
     assert found["rotary", "window"] == found["alibi", "causal"] == "write"
     assert found["none", "full"] == found["learned", "window both"] == "read"
     assert found["t5_bias", "prefix"] == "write", "a prefix is read at once, then written after"
+    assert found["rotary", "static"] == found["none", "int8"] == found["shaw", "sequential"] == "write"
     assert all(c["works"] in ("write", "read") or c["reason"] for c in cells)
     assert "rotary" in regard("parts", "--matrix").stdout
 

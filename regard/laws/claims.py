@@ -12,11 +12,25 @@ from typing import Any
 from regard.laws import attention, models, writers
 from regard.laws.asking import LENGTH, PADS
 from regard.laws.attention import GROUPS, PATTERNS, SPARSE
-from regard.laws.subjects import DIMS, FAMILIES, NUMBERS, hosts, lively, parts, positions, systems
+from regard.laws.subjects import (
+    DIMS,
+    FAMILIES,
+    NUMBERS,
+    example,
+    hosts,
+    lively,
+    parts,
+    positions,
+    systems,
+    together,
+    writes,
+)
 from regard.model import Decoder, EncoderDecoder, Model
 from regard.nn.pattern import Pattern, Prefix
 from regard.nn.position import Position
-from regard.spec import Recipe, kind_of, of
+from regard.nn.score import Score
+from regard.nn.stack import Stack
+from regard.spec import Recipe, kind_of, kinds, of
 from regard.systems import SYSTEMS
 from regard.systems import recipe as system
 
@@ -118,6 +132,7 @@ def claims() -> list[Claim]:
             found.append(Claim("flex", name, PART, partial(_flex, position)))
         if "=" not in name:  # variants step through every cache as parts
             found.append(Claim("decoding", name, WHOLE, partial(_decoding, position)))
+            found.append(Claim("together", name, WHOLE, partial(_together, position)))
     return found
 
 
@@ -143,6 +158,8 @@ def _claims(subject: str, members: dict[str, Recipe[Model]], laws: Iterable[Law]
 def _tries(law: Law, members: dict[str, Recipe[Model]]) -> Cases:
     for change, recipe in members.items():
         subject = recipe if law.takes == "recipe" else lively(recipe)
+        if law.writes and isinstance(subject, Model) and not writes(subject):
+            continue
         for choice in law.choices:
             yield ", ".join([change or "as it is", *map(str, choice)]), law.check(subject, *choice)
 
@@ -184,7 +201,28 @@ def _decoding(position: Recipe[Position] | None) -> Cases:
             yield f"{case}, rollback", writers.rollback_equals_forward(model, static, first)
 
 
-GRIDS = {"kernels": _kernels, "flex": _flex, "decoding": _decoding}
+def _together(position: Recipe[Position] | None) -> Cases:
+    """Every pattern that writes x every score x {MHA, GQA} x {growing, static cache}, and every stack: fed by
+    3 tokens, ragged, it answers as in one pass. What `regard parts --matrix` refuses is left out."""
+    from regard.matrix import row
+
+    works = {(c.family, c.name) for c in row("", position) if c.works == "write"}
+    patterns = {p: r for p, r in (PATTERNS | SPARSE).items() if ("pattern", p) in works}
+    scores = {s: example(c) for s, c in kinds(Score).items() if ("score", s) in works}
+    for (p, pattern), (s, score), g in product(patterns.items(), scores.items(), ("MHA", "GQA")):
+        model = lively(together(position, pattern, score, GROUPS[g]))
+        first = 13 if isinstance(model, Decoder) and model.prefixed else 0  # a prefix is fed at once
+        for static in (False, True):
+            case = f"{p}, {s}, {g}, {'static' if static else 'growing'}"
+            yield case, writers.decode_equals_forward(model, static, 3, first)
+    for name, stack in kinds(Stack).items():
+        if ("stack", name) in works:
+            model = lively(together(position, stack=stack))
+            yield f"{name}, growing", writers.decode_equals_forward(model, False, 3)
+            yield f"{name}, static", writers.decode_equals_forward(model, True, 3)
+
+
+GRIDS = {"kernels": _kernels, "flex": _flex, "decoding": _decoding, "together": _together}
 MEANING = {law.name: law.check for law in LAWS} | GRIDS
 
 

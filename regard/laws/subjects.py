@@ -140,6 +140,21 @@ def positions() -> dict[str, Recipe[Position] | None]:
     return found
 
 
+def together(
+    position: Recipe[Position] | None,
+    pattern: Recipe[Pattern] = of(Causal),
+    score: Recipe[Score] = of(Dot),
+    groups: int | None = None,
+    stack: type = Sequential,
+) -> Recipe[Model]:
+    """A small decoder of this position, pattern, score and stack."""
+    attention = of(Attention, pattern=pattern, score=score, groups=groups)
+    block = of(Serial, sublayers={"self": attention, "ffn": of(Dense, hidden=16)})
+    body: Recipe[Stack] = Recipe(stack, {"block": block, "position": position})
+    whole = of(Decoder, embed=example(Tokens), stack=body, head=example(Linear))
+    return whole.but(dims={**DIMS, "layers": 1})
+
+
 def lively(recipe: Recipe[Model], seed: int = 0) -> Model:
     """The model with weights so large that a wrong key, place or shift shows in every answer.
 
@@ -161,6 +176,11 @@ def enlivened(module: M, seed: int = 0) -> M:
 def attentions(model: nn.Module) -> list[Attention]:
     """All attentions, in order."""
     return [m for m in model.modules() if isinstance(m, Attention)]
+
+
+def writes(model: nn.Module) -> bool:
+    """No mixer says of itself that later tokens change what earlier ones see."""
+    return all(getattr(m, "causal", True) for m in model.modules() if isinstance(m, Mixer))
 
 
 def _looks_ahead(part: Recipe[Any]) -> bool:
