@@ -24,10 +24,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import UsageError
 from regard.model import Encoder, EncoderDecoder, Model
-from regard.nn.cache import Precision as Kept
+from regard.nn.cache import Precision as Held
 from regard.nn.embed import Embed
 from regard.nn.head import Pooled
-from regard.nn.mixer import Attention
+from regard.nn.mixer import Attention, Latent, Lsh
 from regard.nn.position import Position
 from regard.run import SECTIONS, read_run
 from regard.spec import Recipe
@@ -90,7 +90,7 @@ def cost_of(
     batch: int = 1,
     length: int | None = None,
     precision: Precision = "bf16",
-    cache: Kept = "full",
+    cache: Held = "full",
 ) -> Cost:
     """The cost of a run file's model, or of a system by its name: `cost_of("gpt", ["size=xl"])`."""
     name, recipe = _find(source, overrides)
@@ -103,7 +103,7 @@ def cost(
     length: int | None = None,
     precision: Precision = "bf16",
     name: str = "model",
-    cache: Kept = "full",
+    cache: Held = "full",
 ) -> Cost:
     """The cost of a recipe; with `cache` int8, generation keeps its keys and values in bytes."""
     with shapes_only(torch.bfloat16 if precision == "bf16" else torch.float32):
@@ -147,7 +147,7 @@ def parameters(model: nn.Module) -> Parameters:
 
 
 def cache_bytes(
-    model: Model, batch: int, length: int, precision: Precision = "bf16", cache: Kept = "full"
+    model: Model, batch: int, length: int, precision: Precision = "bf16", cache: Held = "full"
 ) -> list[tuple[str, int]]:
     """What generation remembers after `length` tokens: (formula in words, bytes) for each kind of layer.
 
@@ -155,28 +155,55 @@ def cache_bytes(
     """
     if isinstance(model, Encoder):
         return []
-    kinds: dict[tuple[str, int, int, int], int] = {}
+    kinds: dict[Kept, int] = {}
     for path, module in model.named_modules():
-        if isinstance(module, Attention) and not path.startswith("encoder"):
-            what = "source tokens" if module.cross else "tokens"
-            key = (what, _columns(module, length), module.groups, module.size)
-            kinds[key] = kinds.get(key, 0) + 1
-    found = []
-    for (what, columns, groups, head), layers in kinds.items():
-        one = f"{head} head" if cache == "full" else f"({head} head + 2 scale)"
-        size, numbers = (BYTES[precision], head) if cache == "full" else (1, head + 2)
-        many = f"2 x {batch} x {columns} {what} x {groups} groups x {one} x {layers} layers"
-        text = f"{many} x {size} bytes" if size > 1 else f"{many} x 1 byte"
-        found.append((text, 2 * batch * columns * groups * numbers * layers * size))
-    return found
+        for kept in _kept(module, length) if not path.startswith("encoder") else ():
+            kinds[kept] = kinds.get(kept, 0) + 1
+    return [kept.count(batch, layers, BYTES[precision], cache == "int8") for kept, layers in kinds.items()]
 
 
-def _columns(attention: Attention, length: int) -> int:
-    """Of how many keys and values an attention keeps after `length` tokens."""
-    if attention.compress is not None:
-        return attention.compress.columns(length)
-    reach = None if attention.cross else attention.pattern.reach
-    return length if reach is None else min(length, reach)
+@dataclass(frozen=True)
+class Kept:
+    """What a layer keeps: for each column and group, vectors of these widths; whole numbers take 4 bytes."""
+
+    what: str
+    columns: int
+    groups: int
+    widths: tuple[int, ...]
+    whole: bool = False
+
+    def count(self, batch: int, layers: int, size: int, packed: bool) -> tuple[str, int]:
+        """The formula in words, and the bytes."""
+        size, scale = (4, 0) if self.whole else (1, 2) if packed else (size, 0)
+        width = sum(self.widths) + scale * len(self.widths)
+        pair = len(self.widths) == 2 and self.widths[0] == self.widths[1]
+        one = f"{self.widths[0]} head" if pair else " + ".join(map(str, self.widths))
+        one += f" + {scale if pair else scale * len(self.widths)} scale" if scale else ""
+        many = [
+            "2" if pair else "",
+            f"{batch} x {self.columns} {self.what}",
+            f"{self.groups} groups" if pair or self.groups > 1 else "",
+            f"({one})" if " + " in one else one,
+            f"{layers} layers",
+            f"{size} byte{'s' * (size > 1)}",
+        ]
+        text = " x ".join(word for word in many if word)
+        return text, batch * self.columns * self.groups * width * layers * size
+
+
+def _kept(module: nn.Module, length: int) -> Iterator[Kept]:
+    """What a mixer keeps after `length` tokens; nothing for whatever else a module is."""
+    if isinstance(module, Attention) and module.compress is not None:
+        yield Kept("tokens", module.compress.columns(length), module.groups, (module.size,) * 2)
+    elif isinstance(module, Attention):
+        reach = None if module.cross else module.pattern.reach
+        what = "source tokens" if module.cross else "tokens"
+        yield Kept(what, min(length, reach or length), module.groups, (module.size,) * 2)
+    elif isinstance(module, Latent):
+        yield Kept("tokens", min(length, module.pattern.reach or length), 1, (module.rank, module.shared))
+    elif isinstance(module, Lsh):
+        yield Kept("tokens", length, module.heads, (module.size,) * 2)
+        yield Kept("buckets", length, module.heads, (module.rounds,), whole=True)
 
 
 def table(found: Cost) -> str:

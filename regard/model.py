@@ -19,7 +19,7 @@ from regard.nn.context import Context, How, Memory, places, plain_places
 from regard.nn.embed import Embed
 from regard.nn.head import Head, Pooled
 from regard.nn.init import Init
-from regard.nn.mixer import Attention
+from regard.nn.mixer import Attention, Latent
 from regard.nn.position import Position
 from regard.nn.recent import Recent
 from regard.nn.stack import Stack
@@ -133,17 +133,19 @@ class Decoder(Model):
         losses: Tape | None = None,
         prefix_B: Tensor | None = None,
         how: How = "auto",
+        layers: list[Tensor] | None = None,
     ) -> Tensor:
         """The stream before the head. Without `pos_BL`, nothing is padded."""
         x_BLD = self.embed(ids_BL)  # first: what it refuses must not be in the cache
         ctx = self._context(ids_BL, pos_BL, cache)
         ctx = ctx.but(path="decoder", cache=cache, tape=tape, losses=losses, prefix_B=prefix_B, how=how)
+        ctx = ctx if layers is None else ctx.but(layers=layers)
         return self.decoder(x_BLD, ctx)  # type: ignore[no-any-return]
 
     @cached_property
     def prefixed(self) -> bool:
         """A prompt is read in both directions: its length belongs into `prefix_B`."""
-        return any(isinstance(m, Attention) and m.pattern.prefixed for m in self.modules())
+        return any(isinstance(m, Attention | Latent) and m.pattern.prefixed for m in self.modules())
 
 
 @part

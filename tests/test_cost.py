@@ -8,6 +8,7 @@ import torch
 import regard
 from regard.blank import blank
 from regard.cost import cache_bytes, cost, cost_of, parameters
+from regard.laws.subjects import systems
 from regard.model import Decoder, EncoderDecoder
 from regard.nn.pattern import Window
 from regard.spec import of
@@ -67,6 +68,19 @@ def test_folded_keys_and_bytes_are_counted() -> None:
         with torch.no_grad():
             model(torch.randint(0, 11, (2, 50)), cache=cache)
         assert cost(recipe, 2, 50, "fp32", cache=precision).cache == cache.nbytes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(systems()))
+def test_every_system_keeps_what_is_said(name: str) -> None:
+    model, ids = regard.build(systems()[name][""]), torch.randint(0, 13, (2, 20))
+    for precision in ("full", "int8"):
+        cache = model.cache(2, precision=precision)  # type: ignore[arg-type]
+        with torch.no_grad():
+            if isinstance(model, EncoderDecoder):
+                model(ids, ids, cache=cache)
+            elif isinstance(model, Decoder):
+                model(ids, cache=cache)
+        assert sum(b for _, b in cache_bytes(model, 2, 20, "fp32", precision)) == cache.nbytes  # type: ignore[arg-type]
 
 
 def test_cache_bytes_of_an_encoder_decoder_count_the_source_too() -> None:

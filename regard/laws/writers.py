@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.laws.asking import LENGTH, ask, begin, gap, source, tokens, weigh
 from regard.laws.subjects import attentions
 from regard.model import Decoder, EncoderDecoder, Model
-from regard.nn.mixer import Lsh
+from regard.nn.mixer import Latent, Lsh
 
 
 def future_is_blind(model: Model) -> float:
@@ -117,4 +117,7 @@ def cache_is_counted(model: Model, static: bool = False, spare: int = 0) -> floa
         wanted += 2 * 3 * columns * a.groups * a.size * 4
     for h in (m for m in cast(nn.Module, model.decoder).modules() if isinstance(m, Lsh)):  # and the buckets
         wanted += 3 * (length or LENGTH) * h.heads * (2 * h.size + h.rounds) * 4
+    for m in (m for m in cast(nn.Module, model.decoder).modules() if isinstance(m, Latent)):
+        columns = min(length or LENGTH, (m.pattern.reach or LENGTH + 30) + spare)
+        wanted += 3 * columns * (m.rank + m.shared) * 4
     return abs(cache.nbytes - wanted)

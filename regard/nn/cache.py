@@ -170,7 +170,8 @@ class Cache:
         """The tensors again, as near as they were kept."""
         if self.precision == "full":
             return kept
-        return tuple(n.to(dtype) * s.to(dtype) for n, s in zip(kept[::2], kept[1::2], strict=True))
+        pairs = zip(kept[::2], kept[1::2], strict=True)
+        return tuple(n.to(dtype) * s.to(dtype) if s.shape[-1] else n for n, s in pairs)
 
     @property
     def nbytes(self) -> int:
@@ -383,7 +384,7 @@ def _room(
 def _bytes(t: Tensor) -> tuple[Tensor, Tensor]:
     """Each vector as whole numbers from -127 to 127, and what to multiply them by."""
     if not t.is_floating_point():  # whole numbers already: the buckets of a hash stay what they are
-        return t, t.new_ones(*t.shape[:-1], 1, dtype=torch.bfloat16)
+        return t, t[..., :0]
     scale = (t.abs().amax(-1, keepdim=True) / 127).to(torch.bfloat16)
     least = torch.finfo(torch.bfloat16).tiny  # a vector of zeros stays one
     return (t / scale.to(t.dtype).clamp(min=least)).round().clamp(-127, 127).to(torch.int8), scale

@@ -7,12 +7,14 @@ t5       Raffel et al. 2020, https://arxiv.org/abs/1910.10683, as in the authors
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import nn
 
 from regard.nn.embed import Embed, Tokens
 from regard.nn.ffn import Dense, Gated
 from regard.nn.head import Head
-from regard.nn.mixer import Attention
+from regard.nn.mixer import Attention, Latent, Lsh, Mixer
 from regard.nn.position import Learned, T5Bias
 from regard.spec import part
 
@@ -51,15 +53,15 @@ class Normal(Init):
 
     def draw(self, model: nn.Module) -> None:
         """N(0, std^2)."""
-        sublayers = sum(isinstance(m, Attention | Dense | Gated) for m in model.modules())
+        sublayers = sum(isinstance(m, Mixer | Dense | Gated) for m in model.modules())
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding | Embed | Head):
                 nn.init.normal_(module.weight, std=self.std)
         for module in model.modules():  # what differs comes after what is common to all
             if isinstance(module, Learned):
                 nn.init.normal_(module.table.weight, std=self.position)
-            if self.depth and isinstance(module, Attention | Dense | Gated):
-                last = module.out if isinstance(module, Attention) else module.down
+            if self.depth and isinstance(module, Mixer | Dense | Gated):
+                last = module.down if isinstance(module, Dense | Gated) else cast(nn.Linear, module.out)
                 nn.init.normal_(last.weight, std=self.std / sublayers**0.5)
 
 
@@ -85,8 +87,11 @@ class Xavier(Init):
                 for matrix in parts:
                     for rows in matrix.split([h * size for h in heads]):
                         nn.init.xavier_uniform_(rows)
-            if isinstance(module, Gated):
+            if isinstance(module, Gated | Latent):
                 for rows in module.up.weight.chunk(2):
+                    nn.init.xavier_uniform_(rows)
+            if isinstance(module, Lsh):
+                for rows in module.qkv.weight.chunk(2):
                     nn.init.xavier_uniform_(rows)
 
 

@@ -42,11 +42,13 @@ class Compress(nn.Module):
 
 
 def settle(blocks: nn.Module, position: Position | None) -> None:
-    """What the layers of a stack must agree on, once they are built."""
+    """What the layers of a stack must agree on, once they are built: whoever is choosy meets its position."""
+    for part in blocks.modules():
+        meet = getattr(part, "meet", None)
+        if position is not None and callable(meet):
+            meet(position)
     found = [part for part in blocks.modules() if isinstance(part, Compress)]
     for part in found:
-        if position is not None:
-            part.meet(position)
         part.share(next(first for first in found if type(first) is type(part)))
 
 
