@@ -15,7 +15,7 @@ from regard.nn.embed import Embed, Tokens
 from regard.nn.ffn import Dense, Gated
 from regard.nn.head import Head
 from regard.nn.mixer import Attention, Latent, Lsh, Mixer
-from regard.nn.position import Learned, T5Bias
+from regard.nn.position import Axial, Coordinate, Grid, Learned, T5Bias, TransformerXL
 from regard.spec import part
 
 
@@ -58,8 +58,13 @@ class Normal(Init):
             if isinstance(module, nn.Linear | nn.Embedding | Embed | Head):
                 nn.init.normal_(module.weight, std=self.std)
         for module in model.modules():  # what differs comes after what is common to all
-            if isinstance(module, Learned):
-                nn.init.normal_(module.table.weight, std=self.position)
+            if isinstance(module, Learned | Grid | Axial | Coordinate):
+                for table in module.modules():
+                    if isinstance(table, nn.Embedding):
+                        nn.init.normal_(table.weight, std=self.position)
+            if isinstance(module, TransformerXL):
+                for vectors in (module.u, module.v):
+                    nn.init.normal_(vectors, std=self.std)
             if self.depth and isinstance(module, Mixer | Dense | Gated):
                 last = module.down if isinstance(module, Dense | Gated) else cast(nn.Linear, module.out)
                 nn.init.normal_(last.weight, std=self.std / sublayers**0.5)

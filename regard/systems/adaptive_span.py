@@ -38,21 +38,22 @@ def adaptive_span(
     dropout: float = 0.0,
     ramp: int = 32,
     penalty: float = 2e-6,
+    start: float = 0.0,
     dynamic: bool = False,
     activation: Activation = "relu",
     order: Order = "post",
 ) -> Recipe[Model]:
     """`length` is S, the longest span: what lies farther back is forgotten; there is no longest sequence.
 
-    `ramp`, `penalty` and `dynamic` are those of the position; `dropout` is on the attention weights and on
-    what each sublayer says.
+    `ramp`, `penalty`, `start` and `dynamic` are those of the position; `dropout` is on the attention weights
+    and on what each sublayer says.
     """
     attention = of(
         Attention, pattern=of(Window, width=dims.length + 1, itself=False), bias=False, dropout=dropout
     )
     ffn = of(Dense, hidden=hidden, activation=activation)
     block = of(Serial, sublayers={"self": attention, "ffn": ffn}, order=order, dropout=dropout)
-    position = of(AdaptiveSpan, ramp=ramp, penalty=penalty, dynamic=dynamic)
+    position = of(AdaptiveSpan, ramp=ramp, penalty=penalty, start=start, dynamic=dynamic)
     return of(
         Decoder,
         embed=of(Tokens, vocab=vocab),

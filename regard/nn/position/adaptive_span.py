@@ -40,6 +40,7 @@ class AdaptiveSpan(Position):
       ramp: R
       longest: S, the most that z can be; dims.length if not given
       penalty: what a position of span costs
+      start: val at birth; from 0, a span grows only while its ramp finds something
       relative: the vectors p
       dynamic: z is made from each token; b is born at -4, so that spans start short
     """
@@ -53,18 +54,20 @@ class AdaptiveSpan(Position):
         ramp: int = 32,
         longest: int | None = None,
         penalty: float = 2e-6,
+        start: float = 0.0,
         relative: bool = True,
         dynamic: bool = False,
     ) -> None:
         super().__init__()
         self.longest = dims.length if longest is None else longest
-        if ramp < 1 or self.longest < 1:
+        if ramp < 1 or self.longest < 1 or not 0 <= start <= 1:
             raise UsageError(
-                f"A span needs a ramp and a longest of at least 1, but they are {ramp} and {self.longest}."
+                "A span needs a ramp and a longest of at least 1 and a start in [0, 1], "
+                f"but they are {ramp}, {self.longest} and {start}."
             )
         self.dims, self.ramp, self.penalty, self.dynamic = dims, ramp, penalty, dynamic
         self.some_heads: list[int] | slice = slice(None)
-        self.span = nn.Parameter(torch.full((dims.layers * dims.heads,), -4.0 if dynamic else 0.0))
+        self.span = nn.Parameter(torch.full((dims.layers * dims.heads,), -4.0 if dynamic else start))
         self.keys = nn.Embedding(self.longest, dims.size) if relative else None
         self.look = nn.ModuleList(
             nn.Linear(dims.width, dims.heads, bias=False) for _ in range(dims.layers if dynamic else 0)
