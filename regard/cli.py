@@ -222,6 +222,9 @@ def cost(
     cache: Annotated[
         Literal["full", "int8"], typer.Option(help="Keys and values in that precision, or in bytes.")
     ] = "full",
+    memory: Annotated[
+        int, typer.Option(help="Tokens remembered before each segment in training.", min=0)
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Say what a model costs before it is trained.
@@ -231,7 +234,7 @@ def cost(
     from regard import cost as costs
 
     found = costs.cost_of(
-        recipe, overrides or [], batch=batch, length=length, precision=precision, cache=cache
+        recipe, overrides or [], batch=batch, length=length, precision=precision, cache=cache, memory=memory
     )
     say(found.data, json, lambda: costs.table(found))
 

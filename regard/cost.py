@@ -6,7 +6,8 @@ second and no memory. Parameters and matrix products are counted, not estimated.
     bytes = 2 (keys and values) x batch x tokens x groups x head x layers x bytes of a number
 
 where a sliding window keeps at most its width of tokens, cross-attention keeps the source's tokens, and
-folded keys are fewer. In int8 a number takes one byte, and each vector two more for its scale.
+folded keys are fewer. In int8 a number takes one byte, and each vector two more for its scale. A memory over
+segments keeps what each layer read while it is trained, keys and values after that.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Cost:
     cache_formula: str
     flops: int
     activations: int
+    memory: int = 0
+    memory_formula: str = ""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -81,6 +84,7 @@ class Cost:
             "flops_per_token": self.flops,
             "training_flops_per_token": 3 * self.flops,
             "activation_bytes": self.activations,
+            "memory_bytes": self.memory,
         }
 
 
@@ -91,10 +95,11 @@ def cost_of(
     length: int | None = None,
     precision: Precision = "bf16",
     cache: Held = "full",
+    memory: int = 0,
 ) -> Cost:
     """The cost of a run file's model, or of a system by its name: `cost_of("gpt", ["size=xl"])`."""
     name, recipe = _find(source, overrides)
-    return cost(recipe, batch, length, precision, name, cache)
+    return cost(recipe, batch, length, precision, name, cache, memory)
 
 
 def cost(
@@ -104,14 +109,18 @@ def cost(
     precision: Precision = "bf16",
     name: str = "model",
     cache: Held = "full",
+    memory: int = 0,
 ) -> Cost:
-    """The cost of a recipe; with `cache` int8, generation keeps its keys and values in bytes."""
+    """The cost of a recipe; with `cache` int8, generation keeps its keys and values in bytes; with `memory`,
+    it is trained on segments and remembers so many tokens before each.
+    """
     with shapes_only(torch.bfloat16 if precision == "bf16" else torch.float32):
         model = recipe.build()
         count = parameters(model)
         length = length or model.dims.length
         flops, activations = _flops(model, batch, length), _activations(model, batch, length)
     caches = cache_bytes(model, batch, length, precision, cache)
+    carried = memory_bytes(model, batch, memory, precision) if memory else []
     return Cost(
         name=name,
         kind=type(model).__name__,
@@ -124,6 +133,8 @@ def cost(
         cache_formula=" + ".join(text for text, _ in caches) or "none: an encoder remembers nothing",
         flops=flops // (batch * length),
         activations=activations,
+        memory=sum(bytes_ for _, bytes_ in carried),
+        memory_formula=" + ".join(text for text, _ in carried),
     )
 
 
@@ -160,6 +171,20 @@ def cache_bytes(
         for kept in _kept(module, length) if not path.startswith("encoder") else ():
             kinds[kept] = kinds.get(kept, 0) + 1
     return [kept.count(batch, layers, BYTES[precision], cache == "int8") for kept, layers in kinds.items()]
+
+
+def memory_bytes(
+    model: Model, batch: int, memory: int, precision: Precision = "bf16", states: bool = True
+) -> list[tuple[str, int]]:
+    """What a memory over segments holds of the last `memory` tokens: states, or keys and values."""
+    kinds: dict[Kept, int] = {}
+    for module in model.modules():
+        if isinstance(module, Attention) and not module.cross:
+            columns = min(memory, (module.pattern.reach or memory + 1) - 1)
+            pair = 1, (module.qkv.in_features,)
+            kept = Kept("tokens", columns, *(pair if states else (module.groups, (module.size,) * 2)))
+            kinds[kept] = kinds.get(kept, 0) + 1
+    return [kept.count(batch, layers, BYTES[precision], False) for kept, layers in kinds.items()]
 
 
 @dataclass(frozen=True)
@@ -210,6 +235,7 @@ def table(found: Cost) -> str:
     """For people."""
     p = found.parameters
     both = " (and sources as long)" if found.kind == "EncoderDecoder" else ""
+    carried = f"  memory        {_human(found.memory):>18}   {found.memory_formula}"
     return "\n".join(
         [
             f"{found.name}   {found.kind}   {found.batch} x {found.length} tokens{both}, {found.precision}",
@@ -218,6 +244,7 @@ def table(found: Cost) -> str:
             f"  forward       {_human_flops(found.flops):>18}   a token; training about three times that",
             f"  cache         {_human(found.cache):>18}   {found.cache_formula}",
             f"  activations   {_human(found.activations):>18}   kept for the backward pass",
+            *([carried] if found.memory else []),
         ]
     )
 

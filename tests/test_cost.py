@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard.blank import blank
-from regard.cost import cache_bytes, cost, cost_of, parameters
+from regard.cost import cache_bytes, cost, cost_of, memory_bytes, parameters, table
 from regard.laws.subjects import systems
 from regard.model import Decoder, EncoderDecoder
 from regard.nn.pattern import Window
@@ -81,6 +81,23 @@ def test_every_system_keeps_what_is_said(name: str) -> None:
             elif isinstance(model, Decoder):
                 model(ids, cache=cache)
         assert sum(b for _, b in cache_bytes(model, 2, 20, "fp32", precision)) == cache.nbytes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("states", [True, False])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_memory_over_segments_is_counted(states: bool, window: int | None) -> None:
+    pattern = {} if window is None else {"pattern": of(Window, width=window)}
+    given = {"vocab": 11, "width": 32, "heads": 4, "layers": 3, "length": 64, "groups": 2}
+    model = regard.build(regard.system("llama", **given, **pattern))
+    assert isinstance(model, Decoder)
+    memory = model.recent(2, 9, states)
+    for _ in range(3):
+        model.states(torch.randint(0, 11, (2, 7)), cache=memory)
+    assert sum(b for _, b in memory_bytes(model, 2, 9, "fp32", states)) == memory.nbytes
+    [(text, _)] = memory_bytes(model, 2, 9, "fp32", states)
+    if states and window is None:
+        assert text == "2 x 9 tokens x 32 x 3 layers x 4 bytes"
+        assert "memory" in table(cost_of("llama", ["size=7b", "layers=2"], length=16, memory=8))
 
 
 def test_cache_bytes_of_an_encoder_decoder_count_the_source_too() -> None:

@@ -1,11 +1,10 @@
 """Transformer with memory-compressed attention: a decoder for very long sequences.
 
 What it changes in the Transformer: no encoder (input and output are one sequence), and layers alternate
-between two cheap attentions: local, where a token sees only what is near, and memory-compressed, where it
-sees all of the past, three tokens at a time.
+between two cheap attentions: local, where a token sees only its own block of 256, and memory-compressed,
+where it sees all of the past, three tokens at a time.
 
-Differs from the paper: its local layers cut the sequence into blocks of 256 and look only inside; here a
-window of 256 slides. Norms stand before the sublayers; the paper does not say. No mixture of experts.
+Differs from the paper: no mixture of experts. Norms stand before the sublayers; the paper does not say.
 
 Liu, Saleh, Pot, Goodrich, Sepassi, Kaiser and Shazeer 2018, Generating Wikipedia by summarizing long
 sequences (T-DMCA), https://arxiv.org/abs/1801.10198.
@@ -22,7 +21,7 @@ from regard.nn.ffn import Activation, Dense
 from regard.nn.head import Linear
 from regard.nn.init import Xavier
 from regard.nn.mixer import Attention
-from regard.nn.pattern import Causal, Window
+from regard.nn.pattern import Causal, Local
 from regard.nn.position import Sinusoidal
 from regard.nn.stack import Sequential
 from regard.spec import Recipe, of
@@ -45,13 +44,13 @@ def memory_compressed(
     local: int = 256,
     fold: int = 3,
 ) -> Recipe[Model]:
-    """Layers in turn see the last `local` tokens, and all of them with `fold` made one."""
+    """Layers in turn see their block of `local` tokens, and all tokens with `fold` of them made one."""
 
     def block(attention: Recipe[Attention]) -> Recipe[Block]:
         ffn = of(Dense, hidden=hidden, activation=activation)
         return of(Serial, sublayers={"self": attention, "ffn": ffn}, order=order, dropout=dropout)
 
-    near = of(Attention, pattern=of(Window, width=local), groups=groups, dropout=dropout)
+    near = of(Attention, pattern=of(Local, width=local, memory=0), groups=groups, dropout=dropout)
     far = of(
         Attention,
         pattern=of(Causal),
