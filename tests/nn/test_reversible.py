@@ -44,16 +44,13 @@ def plain(length: int = 20, **fields: Any) -> Context:
 
 
 def by_autograd(stack: Reversible, x_BLD: Tensor, ctx: Context) -> Tensor:
-    """The two streams as plain sums; each sublayer draws from its own seed, as the stack says."""
+    """The two streams as plain sums."""
     position = stack.position
     x1 = x2 = stack.dropout(x_BLD if position is None else position.add(x_BLD, ctx.pos_BL))
-    seeds = torch.randint(2**62, (len(stack.blocks), 2)).tolist()
-    for depth, (one, two) in enumerate(seeds):
-        (first, f), (second, g) = stack.blocks[depth].sublayers.items()
+    for depth, block in enumerate(stack.blocks):
+        (first, f), (second, g) = block.sublayers.items()
         here = ctx.at(depth).but(position=position)
-        torch.manual_seed(one)
         x1 = x1 + f.say(x2, here.at(first))
-        torch.manual_seed(two)
         x2 = x2 + g.say(x1, here.at(second))
     y = (x1 + x2) / 2 if stack.matrix is None else torch.cat([x1, x2], -1)
     y = stack.leave(y) if stack.leave is not None else y

@@ -98,6 +98,14 @@ class Lsh(Mixer):
         """What comes later changes nothing before it."""
         return self.mode == "near" and not self.both
 
+    def meet(self, position: Position) -> None:
+        """Refuse a position that needs all heads in the same order."""
+        if position.biased or position.valued:
+            raise UsageError(
+                "LSH sorts tokens anew in each head, so positions must be added to the input or turn "
+                f"queries, but {type(position).__name__} changes scores or values; take another."
+            )
+
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Ask, look into the buckets, answer."""
         qk_BHLK, v_BHLK = self.qkv(x_BLD).unflatten(-1, (-1, self.size)).transpose(1, 2).chunk(2, 1)
@@ -108,12 +116,7 @@ class Lsh(Mixer):
         bucket_RBHL = self.hash(qk_BHLK, fresh=self.training and ctx.cache is None)
         q_BHLK = k_BHLK = qk_BHLK
         if ctx.position is not None:
-            if ctx.position.biased or ctx.position.valued:
-                raise UsageError(
-                    f"LSH sorts tokens anew in each head, so the position at {ctx.path!r} must be added "
-                    f"to the input or turn queries, but {type(ctx.position).__name__} changes scores or "
-                    "values; take another."
-                )
+            self.meet(ctx.position)
             q_BHLK, k_BHLK = ctx.position.turn(qk_BHLK, qk_BHLK, ctx.pos_BL)
         k_BHLK = F.normalize(k_BHLK, dim=-1)
         if ctx.cache is not None:

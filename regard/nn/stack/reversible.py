@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from regard.dims import Dims
 from regard.errors import UsageError
@@ -29,7 +30,7 @@ class Reversible(Sequential):
     Gomez et al. 2017, https://arxiv.org/abs/1707.04585; Kitaev et al. 2020 (Reformer), section 3,
     https://arxiv.org/abs/2001.04451. Both streams begin as the input. Only the last output is kept for the
     backward pass, which computes each layer's input from its output: memory does not grow with depth. What
-    a sublayer draws (dropout, hashes) comes from a seed of its own, so that it draws the same again.
+    a sublayer drew (dropout, hashes) is drawn again: torch's generators are put back to where they were.
 
     Options:
       block: one recipe for all layers, or a list that is cycled over depth; pre-norm, of two sublayers
@@ -90,8 +91,8 @@ class _Layers:
         memory = (ctx.memory.x_BMD,) if ctx.memory is not None else ()
         found = {id(t): t for t in (*stack.blocks.parameters(), *shared, *memory)}
         self.tensors = [t for t in found.values() if t.requires_grad]
-        self.seeds = torch.randint(2**62, (len(self.pairs), 2)).tolist() if stack.training else None
-        self.device = ctx.pos_BL.device
+        self.training, self.device = stack.training, ctx.pos_BL.device
+        self.randoms: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         kind = self.device.type
         self.cast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
@@ -104,14 +105,11 @@ class _Layers:
 
     def say(self, depth: int, which: int, x_BLD: Tensor, ctx: Context) -> Tensor:
         """What the first sublayer of a layer says, or the second."""
+        if self.training:  # what it is about to draw (dropout, hashes) can be drawn again
+            self.randoms[depth, which] = torch.get_rng_state(), get_device_states(x_BLD)[1]
         name, sublayer = self.pairs[depth][which]
         here = self.position.at(depth) if self.position is not None else None
-        ctx = ctx.at(depth).but(position=here).at(name)
-        if self.seeds is None:
-            return sublayer.say(x_BLD, ctx)
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(self.seeds[depth][which])
-            return sublayer.say(x_BLD, ctx)
+        return sublayer.say(x_BLD, ctx.at(depth).but(position=here).at(name))
 
     def again(
         self, depth: int, which: int, x_BLD: Tensor, dy_BLD: Tensor
@@ -119,7 +117,12 @@ class _Layers:
         """What was said, and the gradients of the stream it was said from and of all tensors."""
         ctx = self.ctx.but(tape=None, losses=None, known={})  # what layers share is made anew, to be learned
         x_BLD = x_BLD.detach().requires_grad_()
-        with torch.enable_grad(), torch.autocast(*self.cast):
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.enable_grad(), torch.autocast(*self.cast):
+            if self.training:
+                host, others = self.randoms[depth, which]
+                torch.set_rng_state(host)
+                set_device_states(devices, others)
             y_BLD = self.say(depth, which, x_BLD, ctx)
         wanted = [x_BLD, *self.tensors]
         slopes = torch.autograd.grad(y_BLD, wanted, dy_BLD.to(y_BLD.dtype), allow_unused=True)
