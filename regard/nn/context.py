@@ -55,6 +55,7 @@ class Context:
     cache     keys and values of earlier calls
     tape      if given, attention weights are written here under their path
     losses    if given, auxiliary losses are written here under their path
+    layers    if given, the stream after each block is put here
     prefix_B  how many tokens of each row are read in both directions (prefix language models)
     position  the scheme that all self-attentions of the stack share
     how       which of attend's ways to the same sum is taken
@@ -67,6 +68,7 @@ class Context:
     cache: Cache | None = None
     tape: dict[str, Tensor] | None = None
     losses: dict[str, Tensor] | None = None
+    layers: list[Tensor] | None = None
     prefix_B: Tensor | None = None
     position: Position | None = None
     how: How = "auto"

@@ -107,11 +107,16 @@ sys.modules[__name__].__class__ = _Systems
 
 from regard.systems import (  # noqa: E402, F401
     adaptive_span,
+    al_rfou,
     bert,
     gpt,
+    image_transformer,
     linformer,
     llama,
+    longformer,
     memory_compressed,
+    reformer,
+    sparse_transformer,
     t5,
     transformer_xl,
     vanilla,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from regard.data.batch import Batch, Batches, pad
 from regard.data.segments import Segments
@@ -18,13 +19,13 @@ from regard.errors import UsageError
 from regard.model import Decoder, Model
 from regard.nn.context import places
 from regard.spec import Recipe, of, part
+from regard.tasks.auxiliary import Auxiliary
 from regard.tasks.corpus import EOS, Corpus, Cut, Document, Files
 from regard.tasks.loss import nll
 from regard.tasks.task import SAMPLES, Figures, Loss, device_of, resting, same_count, walk
 
 if TYPE_CHECKING:
     from regard.decode import Hypothesis, Rules
-    from regard.nn.cache import Cache
     from regard.nn.recent import Recent
 
 
@@ -51,6 +52,9 @@ class Language(Corpus):
         window: tokens of a window; the model's length if not given
         cut: once (an epoch asks for every token once) or anywhere (each window begins at a random token)
         memory: how many tokens before a window are remembered (Transformer-XL); none: windows are alone
+        layer_losses: in training each layer predicts too, lower ones less long (Al-Rfou et al. 2018)
+        targets: how many tokens ahead training asks for; those after the next count half
+        positions: all, or last: training asks only for the token after each window
     """
 
     metric = "loss"
@@ -66,9 +70,15 @@ class Language(Corpus):
         window: int | None = None,
         cut: Cut = "once",
         memory: int | None = None,
+        layer_losses: bool = False,
+        targets: int = 1,
+        positions: Literal["all", "last"] = "all",
     ) -> None:
         super().__init__(text, valid, test, tokens, document)
         self.cut, self.memory = cut, memory
+        self.layer_losses, self.targets, self.positions = layer_losses, targets, positions
+        if targets < 1:
+            raise UsageError(f"targets must be at least 1, the next token, but is {targets}.")
         if memory is not None and memory < 0:
             raise UsageError(f"memory must be a number of tokens, but is {memory}.")
         if memory is not None and cut == "anywhere":
@@ -118,21 +128,39 @@ class Language(Corpus):
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         """-log p of every next token, summed."""
-        return self._loss(model, batch, batch.tensors.get("pos"))
+        return self._loss(model, batch)
 
-    def loss_after(self, model: Model, batch: Batch, memory: Recent) -> Loss:
-        """The same after what is remembered."""
-        start_B = memory.next_B.to(batch["ids"].device)
-        return self._loss(model, batch, places(batch["ids"], start_B) if "pos" in batch else None, memory)
+    def extra(self, model: Model) -> nn.Module | None:
+        """Heads of the layers, and for the tokens after the next."""
+        if not self.layer_losses and self.targets == 1:
+            return None
+        return Auxiliary(model.dims, self.tokens.vocab, self.layer_losses, self.targets)
 
-    def _loss(self, model: Model, batch: Batch, pos_BL: Tensor | None, cache: Cache | None = None) -> Loss:
+    def learn(
+        self, model: Model, batch: Batch, memory: Recent | None, extra: nn.Module | None, done: float
+    ) -> Loss:
+        """The same after what is remembered, with what else is asked in training."""
+        if self.positions == "last":
+            batch = _last_only(batch)
+        layers: list[Tensor] | None = None if extra is None else []
+        loss = self._loss(model, batch, memory, layers)
+        if extra is not None:
+            loss.aux.update(extra(layers, batch["target"], done, batch.tokens))
+        return loss
+
+    def _loss(
+        self, model: Model, batch: Batch, memory: Recent | None = None, layers: list[Tensor] | None = None
+    ) -> Loss:
         if not isinstance(model, Decoder):
             raise UsageError(
                 f"language modelling needs a decoder, but the model is of kind {type(model).__name__}; "
                 "choose a system such as gpt or llama."
             )
         aux: dict[str, Tensor] = {}
-        x_BLD = model.states(batch["ids"], pos_BL, cache, losses=aux)
+        pos_BL = batch.tensors.get("pos")
+        if memory is not None and pos_BL is not None:
+            pos_BL = places(batch["ids"], memory.next_B.to(pos_BL.device))
+        x_BLD = model.states(batch["ids"], pos_BL, memory, losses=aux, layers=layers)
         return Loss(model.head.loss(x_BLD, batch["target"], nll), batch.tokens, aux)
 
     def remember(self, model: Model, rows: int) -> Recent:
@@ -158,7 +186,7 @@ class Language(Corpus):
         memory = model.recent(streams, self.memory)
         with resting(model):
             for batch in walk(batches, limit):
-                loss = self.loss_after(model, batch.to(device_of(model)), memory)
+                loss = self._loss(model, batch.to(device_of(model)), memory)
                 total, count = total + float(loss.sum), count + loss.count
         return total / count
 
@@ -205,3 +233,12 @@ class Language(Corpus):
         """A text as ids; an empty one becomes the end of the document, or the line, before."""
         end = self._end
         return self.tokens.encode(text) or ([end] if end is not None else self.tokens.encode("\n"))
+
+
+def _last_only(batch: Batch) -> Batch:
+    """Only the last target of each row is asked for."""
+    target_BL = batch["target"]
+    place_L = torch.arange(target_BL.shape[1], device=target_BL.device)
+    last_B1 = torch.where(target_BL >= 0, place_L, -1).amax(1, keepdim=True)
+    asked_BL = target_BL.masked_fill(place_L != last_B1, -1)
+    return Batch(batch.ids, {**batch.tensors, "target": asked_BL}, int((asked_BL >= 0).sum()))

@@ -99,9 +99,20 @@ class Task:
         """What training carries from batch to batch, empty; asked where batches go on (`batches.carried`)."""
         raise NotImplementedError
 
-    def loss_after(self, model: Model, batch: Batch, memory: Recent) -> Loss:
-        """The loss of a batch whose rows go on from what is remembered; then they are remembered too."""
-        raise NotImplementedError
+    def extra(self, model: Model) -> nn.Module | None:
+        """What is learned beside the model and not kept: heads that only training asks."""
+        return None
+
+    def learn(
+        self, model: Model, batch: Batch, memory: Recent | None, extra: nn.Module | None, done: float
+    ) -> Loss:
+        """The loss that training lowers, where it is more than `loss`.
+
+        memory  what the rows go on from; then they are remembered too
+        extra   what `extra` made
+        done    the share of the training that is over
+        """
+        return self.loss(model, batch)
 
     def evaluate(self, model: Model, split: Split = "valid", limit: int | None = None) -> Figures:
         """Figures over a split, or about its first `limit` samples, in fixed order; at least `loss`."""

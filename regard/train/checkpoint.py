@@ -1,6 +1,6 @@
 """Checkpoints: one directory is one transaction, complete and verified or not there at all.
 
-    checkpoints/step-000800/  model.safetensors  optim.safetensors  rng.safetensors  (ema, memory)
+    checkpoints/step-000800/  model.safetensors  optim.safetensors  rng.safetensors  (ema, memory, extra)
                               state.json         where the run stands
                               manifest.json      size and sha256 of each file, and what must not change
 
@@ -42,7 +42,7 @@ class Checkpoint:
     facts: dict[str, Any]
 
     def tensors(self, name: str) -> Tensors:
-        """The tensors of one of its files: model, optim, ema, rng or memory."""
+        """The tensors of one of its files: model, optim, rng, ema, memory or extra."""
         return load_file(self.folder / f"{name}.safetensors")
 
     def has(self, name: str) -> bool:

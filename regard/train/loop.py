@@ -105,7 +105,7 @@ def backward(run: Session, parts: Iterator[Batch]) -> Tensor:
         seed(training.seed, step, group.rank * training.accumulate + piece)
         with adding(run.objective, last=piece == training.accumulate - 1):
             with autocast(group.device, training.precision):
-                loss, count = run.objective(batch.to(group.device), memory)
+                loss, count = run.objective(batch.to(group.device), memory, (step - 1) / training.steps)
             (loss * share).backward()
         total[0] += loss.detach() * share
         total[1] += count * share

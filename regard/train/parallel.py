@@ -132,22 +132,22 @@ def _device(local: int) -> torch.device:
 
 
 class Objective(nn.Module):
-    """Task and model as one module whose forward is the loss: the place where DDP and FSDP2 hook in."""
+    """Task and model as one module whose forward is the loss: the place where DDP and FSDP2 hook in.
 
-    def __init__(self, task: Task, model: Model) -> None:
+    `extra` is what the task learns beside the model, if anything.
+    """
+
+    def __init__(self, task: Task, model: Model, extra: nn.Module | None = None) -> None:
         super().__init__()
-        self.task, self.model = task, model
+        self.task, self.model, self.extra = task, model, extra
 
-    def forward(self, batch: Batch, memory: Recent | None = None) -> tuple[Tensor, int]:
+    def forward(self, batch: Batch, memory: Recent | None = None, done: float = 0.0) -> tuple[Tensor, int]:
         """The sum of the loss over the batch's targets, and their number.
 
         Auxiliary losses are means, already weighed; times the number of targets they join the sum. Rows may
-        go on from what they remember.
+        go on from what they remember; `done` is the share of the training that is over.
         """
-        if memory is None:
-            loss = self.task.loss(self.model, batch)
-        else:
-            loss = self.task.loss_after(self.model, batch, memory)
+        loss = self.task.learn(self.model, batch, memory, self.extra, done)
         total = loss.sum
         for extra in loss.aux.values():
             total = total + extra * loss.count

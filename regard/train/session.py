@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from regard.data.batch import Batch
 from regard.data.prefetch import prefetch
@@ -66,11 +67,24 @@ class Session:
             recompute(blocks)
         if training.compile:
             compile_model(self.model)
-        self.objective = spread(Objective(task, self.model), group, training.shard, blocks)
-        self.optimizers = optimizer.make(list(self.model.named_parameters()))
-        self.parameters = list(self.model.parameters())
+        self.extra = self.made_beside()
+        self.objective = spread(Objective(task, self.model, self.extra), group, training.shard, blocks)
+        self.learns: nn.Module = self.model
+        if self.extra is not None:
+            self.learns = nn.ModuleDict({"model": self.model, "extra": self.extra})
+        self.optimizers = optimizer.make(list(self.learns.named_parameters()))
+        self.parameters = list(self.learns.parameters())
         self.ema = Ema(self.model, training.ema) if training.ema else None
         self.state, self.saved, self.improved, self.asked = State(), 0, False, False
+
+    def made_beside(self) -> nn.Module | None:
+        """What the task learns beside the model; the same seed gives the same weights."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.training.seed)
+            extra = self.task.extra(self.model)
+        if extra is not None and self.training.compile:
+            raise UsageError("train.compile cannot show what single layers say: leave it false.")
+        return None if extra is None else extra.to(self.group.device).train()
 
     def prepare(self, resume: bool, config: dict[str, Any] | None, allow_changed: Sequence[str]) -> None:
         """What can be refused is refused here; then the run stands where its newest good checkpoint does."""
@@ -85,8 +99,10 @@ class Session:
             size = sum(p.numel() * p.element_size() for p in self.parameters)
             sets = 4 if self.ema else 3  # weights, two moments, perhaps the running average
             preflight(self.out, 2 * sets * size)
-        count, world = sum(p.numel() for p in self.parameters), self.group.world
-        self.log.say(f"{count:,} parameters   {world} x {self.threads} threads   {self.group.device}")
+        count, world = sum(p.numel() for p in self.model.parameters()), self.group.world
+        beside = sum(p.numel() for p in self.parameters) - count
+        more = f" and {beside:,} for training only" if beside else ""
+        self.log.say(f"{count:,} parameters{more}   {world} x {self.threads} threads   {self.group.device}")
         found = checkpoint.newest(self.checkpoints, self.log.warn) if self.group.first and resume else None
         step = int(self.group.tell(str(found.step if found else 0)))
         if step:
@@ -102,7 +118,9 @@ class Session:
         for text in changes(found, self.config, self.facts, allow_changed):
             self.log.warn(text)
         put(weights(self.model), found.tensors("model"))
-        put_optimizer_state(self.optimizers, self.model, found.tensors("optim"))
+        put_optimizer_state(self.optimizers, self.learns, found.tensors("optim"))
+        if self.extra is not None and found.has("extra"):
+            put(dict(self.extra.named_parameters()), found.tensors("extra"))
         if self.ema:
             put(self.ema.weights, found.tensors("ema" if found.has("ema") else "model"))
         if found.has("memory") and not self.carry.put(found.tensors("memory")):
@@ -207,11 +225,13 @@ class Session:
         first = self.group.first
         tensors = {
             "model": take(weights(self.model), first),
-            "optim": take(optimizer_state(self.optimizers, self.model), first),
+            "optim": take(optimizer_state(self.optimizers, self.learns), first),
             "rng": {"cpu": torch.get_rng_state()},
         }
         if self.ema:
             tensors["ema"] = take(self.ema.weights, first)
+        if self.extra is not None:
+            tensors["extra"] = take(dict(self.extra.named_parameters()), first)
         remembered = self.carry.take(self.state.step)
         if remembered:
             tensors["memory"] = remembered

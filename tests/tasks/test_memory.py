@@ -68,7 +68,7 @@ def test_training_reads_streams_in_order(text: Path) -> None:
     memory, total = task.remember(model, 4), 0
     for step in range(steps):
         batch = batches.at(step)
-        loss = task.loss_after(model, batch, memory)
+        loss = task.learn(model, batch, memory, None, 0.0)
         total += loss.count
         for row, target in zip(asked, batch["target"].tolist(), strict=True):
             row += [t for t in target if t >= 0]

@@ -23,9 +23,9 @@ OPTIONS: dict[str, Any] = {"steps": 16, "log_every": 1, "save_every": 4, "size":
 class Watched(Streaming):
     """Notes what was remembered when a batch came."""
 
-    def loss_after(self, model: Any, batch: Any, memory: Any) -> Any:
+    def learn(self, model: Any, batch: Any, memory: Any, extra: Any, done: float) -> Any:
         self.seen.append((batch.ids[0] // 5, memory.length))
-        return super().loss_after(model, batch, memory)
+        return super().learn(model, batch, memory, extra, done)
 
 
 def test_rows_go_on_within_an_epoch_and_begin_anew_with_the_next(tmp_path: Path) -> None:

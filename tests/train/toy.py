@@ -109,6 +109,13 @@ class Counting:
         total = model.head.loss(x, batch["target"])
         return Loss(total * math.nan if self.poison(self.calls) else total, batch.tokens)
 
+    def extra(self, model: Any) -> None:
+        """Nothing beside the model."""
+
+    def learn(self, model: Any, batch: Batch, memory: Any, extra: Any, done: float) -> Loss:
+        """As it is."""
+        return self.loss(model, batch)
+
     def evaluate(self, model: Any, split: str, limit: int | None = None) -> dict[str, Any]:
         """Nats per target, or the next of the given figures."""
         if self.figures is not None:
@@ -143,7 +150,7 @@ class Streaming(Counting):
         """As a language task does."""
         return model.recent(rows, self.memory, states=True)
 
-    def loss_after(self, model: Any, batch: Batch, memory: Recent) -> Loss:
+    def learn(self, model: Any, batch: Batch, memory: Any, extra: Any, done: float) -> Loss:
         """Next token, summed, after what is remembered."""
         time.sleep(self.slow)
         self.calls += 1

@@ -73,6 +73,8 @@ class Sequential(Stack):
             if here is not None and here.every and depth:
                 x_BLD = here.add(x_BLD, ctx.pos_BL)
             x_BLD = block(x_BLD, ctx.at(depth).but(position=here))
+            if ctx.layers is not None:
+                ctx.layers.append(x_BLD)
         return x_BLD
 
     def _last(self, dims: Dims, leave: Recipe[Norm] | Literal["auto"] | None) -> Norm | None:
