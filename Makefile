@@ -63,6 +63,7 @@ bench: $(VENV)/.bench
 docs: $(VENV)/.installed
 	$(BIN)/regard systems --markdown > docs/systems.md
 	$(BIN)/regard parts --markdown > docs/parts.md
+	$(BIN)/python examples/patterns.py docs/patterns.png
 	@if [ -f runs/demo-dates/alignment.png ]; then cp runs/demo-dates/alignment.png docs/; fi
 
 clean:
