@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,12 +30,17 @@ def prove(names: Sequence[str] = (), out: Path | None = None, as_json: bool = Fa
         raise UsageError(f"no law, part or system has the name {', '.join(names)}; see `regard parts`.")
     if out is not None:
         write_lines(out, table(rows).splitlines())
-    print(json.dumps([vars(row) for row in rows], indent=1) if as_json else summary(rows))
+    print(json.dumps([plain(row) for row in rows], indent=1, allow_nan=False) if as_json else summary(rows))
     broken = [row for row in rows if not row.ok]
     if broken:
         told = "; ".join(f"{row.law}, {row.subject} ({row.worst})" for row in broken[:10])
         raise CheckFailed(f"{len(broken)} of {len(rows)} claims do not hold: {told}.")
     return rows
+
+
+def plain(row: Row) -> dict[str, object]:
+    """A row as JSON has it: a difference that is no number is null."""
+    return {**vars(row), "difference": row.difference if math.isfinite(row.difference) else None}
 
 
 def summary(rows: Sequence[Row]) -> str:

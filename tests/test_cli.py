@@ -198,6 +198,9 @@ def test_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["regard.laws.claims"], "claims", lambda: [broken_claim])
     broken = regard("prove")
     assert broken.exit_code == 1 and "1 of 1 claims do not hold: l, s (c)" in broken.stderr
+    endless = Claim("l", "s", 0.1, lambda: iter([("c", float("inf"))]))
+    monkeypatch.setattr(sys.modules["regard.laws.claims"], "claims", lambda: [endless])
+    assert json.loads(regard("prove", "--json").stdout)[0]["difference"] is None, "JSON has no infinity"
 
 
 def test_doctor() -> None:
