@@ -13,17 +13,16 @@ segments keeps what each layer read while it is trained, keys and values after t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import UsageError
+from regard.hollow import shapes_only
 from regard.model import Encoder, EncoderDecoder, Model
 from regard.nn.cache import Precision as Held
 from regard.nn.embed import Embed
@@ -136,18 +135,6 @@ def cost(
         memory=sum(bytes_ for _, bytes_ in carried),
         memory_formula=" + ".join(text for text, _ in carried),
     )
-
-
-@contextmanager
-def shapes_only(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, new tensors are of this type and have shapes but no numbers."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with FakeTensorMode():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def parameters(model: nn.Module) -> Parameters:

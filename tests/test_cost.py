@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import regard
+from regard import cost as costs
 from regard.blank import blank
 from regard.cost import cache_bytes, cost, cost_of, memory_bytes, parameters, table
 from regard.laws.subjects import systems
 from regard.model import Decoder, EncoderDecoder
-from regard.nn.pattern import Window
+from regard.nn.pattern import Local, Strided, Window
 from regard.spec import of
 
 # Parameters of the published models, counted in their reference implementations.
@@ -126,6 +129,20 @@ def test_products_of_a_token() -> None:
     weights = layers * (4 * width * width + 3 * width * hidden) + width * vocab
     seen = (length + 1) / 2  # the mean over positions of how many keys are seen
     assert found.flops == int(2 * weights + layers * 4 * width * seen)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [of(Window, width=32), of(Strided, stride=24), of(Local, width=100)],
+    ids=["window", "strided", "local"],
+)
+def test_sparse_attention_is_counted_as_it_runs(pattern: Any) -> None:
+    """Without numbers the same products are found as with them, and fewer than a dense one has."""
+    given = {"vocab": 50, "width": 32, "heads": 4, "layers": 2, "length": 900}
+    recipe = regard.system("gpt", **given, pattern=pattern)
+    found = cost(recipe, precision="fp32").flops
+    assert found == costs._flops(regard.build(recipe), 1, 900) // 900
+    assert found < cost(regard.system("gpt", **given), precision="fp32").flops
 
 
 def test_products_and_activations_grow_with_the_batch_alone() -> None:
