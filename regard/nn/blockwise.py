@@ -229,6 +229,7 @@ def _one(
         one = looks[0]
         if written:
             s, own = _scores(one, score, scale, H), ctx.but(tape=None)
+            s = _back_only(s) if one.causal else s
             y = explicit(s, one.v, one.allow, one.bias, one.more, dropout, own)
         else:
             y = fused(one.q, one.k, one.v, scale, one.allow, one.bias, one.causal, dropout)
@@ -290,6 +291,11 @@ def _scores(one: Look, score: Score, scale: float, H: int) -> Tensor:
     return _as_heads(score(_as_rows(one.q, H), _as_rows(one.k, H)), len(one.q) // H)
 
 
+def _back_only(s: Tensor) -> Tensor:
+    """Scores of what a causal order shows, where no mask says it."""
+    return s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), NEVER)
+
+
 def _joined(looks: list[Look], scores: list[Tensor], shape: tuple[int, int, int], dropout: float) -> Tensor:
     """The sums of all pieces as one, written out."""
     B, H, L = shape
@@ -297,7 +303,7 @@ def _joined(looks: list[Look], scores: list[Tensor], shape: tuple[int, int, int]
     for n, one in enumerate(looks):
         s = scores[n] if one.bias is None else scores[n] + one.bias
         if one.causal:
-            s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), NEVER)
+            s = _back_only(s)
         scores[n] = s if one.allow is None else s.masked_fill(~one.allow, NEVER)
         top = scores[n].detach().amax(-1, keepdim=True).unflatten(0, (B, H))
         most = torch.maximum(most, one.piece.back(top, L, NEVER))
