@@ -3,6 +3,7 @@
 normal   Radford et al. 2019 (GPT-2); Devlin et al. 2019 (BERT) without `depth`
 xavier   Glorot and Bengio 2010, as most implementations of Vaswani et al. 2017 do
 t5       Raffel et al. 2020, https://arxiv.org/abs/1910.10683, as in the authors' code
+fan_in   Child et al. 2019, https://arxiv.org/abs/1904.10509 (Sparse Transformer)
 """
 
 from __future__ import annotations
@@ -129,3 +130,34 @@ class T5(Init):
                 nn.init.normal_(module.table.weight, std=embeddings[0].shape[1] ** -0.5)
             elif isinstance(module, Head) and all(module.weight is not e for e in embeddings):
                 nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+
+
+@part
+class FanIn(Init):
+    r"""N(0, gain^2 / ins) for every matrix: what comes out is as large, whatever goes in. Answers are zero.
+
+        std = gain / sqrt(ins);   out, down: / sqrt(number of sublayers) besides;   tables: gain / sqrt(D);
+        head: 0
+
+    Child et al. 2019 (Sparse Transformer), section 5.2 and 6, https://arxiv.org/abs/1904.10509.
+
+    Options:
+      gain: as above
+    """
+
+    def __init__(self, gain: float = 0.125) -> None:
+        self.gain = gain
+
+    def draw(self, model: nn.Module) -> None:
+        """N(0, gain^2 / ins)."""
+        sublayers = sum(isinstance(m, Mixer | Dense | Gated) for m in model.modules())
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding | Embed):
+                nn.init.normal_(module.weight, std=self.gain * module.weight.shape[1] ** -0.5)
+        for module in model.modules():
+            if isinstance(module, Mixer | Dense | Gated):
+                last = module.down if isinstance(module, Dense | Gated) else cast(nn.Linear, module.out)
+                nn.init.normal_(last.weight, std=self.gain * (last.in_features * sublayers) ** -0.5)
+        for module in model.modules():
+            if isinstance(module, Head):
+                nn.init.zeros_(module.weight)
