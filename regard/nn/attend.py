@@ -68,6 +68,8 @@ def attend(
     shape = pattern.amounts_to(k_BGMK.shape[2]) if _whole(ctx, j_BM) else None
     if shape == "causal" and how == "fused" and bias is None and q_BHLK.shape[2] == k_BGMK.shape[2]:
         causal = q_BHLK.shape[2] > 1
+    elif shape is None and (few := _few(pattern, ctx, j_BM)) is not None and how == "fused":
+        k_BGMK, v_BGMK, j_BM = k_BGMK[:, :, few], v_BGMK[:, :, few], j_BM[:, few]
     elif shape is None or (shape == "causal" and q_BHLK.shape[2] > 1):
         allow = _allow(pattern, ctx, j_BM)
     bias_BHLM = _bias(bias, raw_BHLK, j_BM, ctx)
@@ -131,6 +133,20 @@ def _allow(pattern: Pattern, ctx: Context, j_BM: Tensor) -> Tensor:
     if ctx.memory is not None and j_BM is ctx.memory.pos_BM:
         return cast(Tensor, ctx.once(("memory", pattern), make))
     return make()
+
+
+def _few(pattern: Pattern, ctx: Context, j_BM: Tensor) -> Tensor | None:
+    """For one token after a long text: the columns it sees, where these are few."""
+    if ctx.pos_BL.shape[1] > 1 or j_BM.shape[1] <= 2 * BLOCK or torch.compiler.is_compiling():
+        return None
+    if pattern.by_head or pattern.prefixed or not _whole(ctx, j_BM):
+        return None
+
+    def find() -> Tensor | None:
+        seen = pattern(ctx.pos_BL[0, 0], j_BM[0]).nonzero()[:, 0]
+        return seen if 4 * len(seen) <= j_BM.shape[1] else None
+
+    return cast(Tensor | None, ctx.once(("few", pattern), find))
 
 
 def _bias(position: Position | None, raw_BHLK: Tensor, j_BM: Tensor, ctx: Context) -> Tensor | None:

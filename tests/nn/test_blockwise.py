@@ -262,3 +262,33 @@ def test_a_piece_brings_everything_there_and_back() -> None:
     ):
         assert torch.equal(piece.back(piece.queries(t), 50), t)
         assert piece.queries(t).shape[:3] == piece.keys(t).shape[:3]
+
+
+@pytest.mark.parametrize("position", [None, of(Alibi)], ids=["none", "alibi"])
+def test_one_more_token_reads_only_the_keys_it_sees(position: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 400 tokens, a stride of 20 shows 21 + 19 of them; a cache holds all, and only those are read."""
+    recipe = regard.system(
+        "gpt",
+        vocab=13,
+        width=16,
+        heads=4,
+        layers=2,
+        length=512,
+        pattern=of(Strided, stride=20),
+        position=position,
+    )
+    model, ids = lively(recipe), tokens(2, 404, "plain")
+    with torch.no_grad():
+        whole, cache = model(ids), model.cache(2)
+        model(ids[:, :400], cache=cache)
+        read: list[int] = []
+        real = F.scaled_dot_product_attention
+
+        def watched(q: Tensor, k: Tensor, *given: Any, **more: Any) -> Tensor:
+            read.append(k.shape[2])
+            return real(q, k, *given, **more)
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+        steps = [model(ids[:, n : n + 1], cache=cache) for n in range(400, 404)]
+    assert (torch.cat(steps, 1) - whole[:, 400:]).abs().max() < 1e-4
+    assert read == [21 + 19] * 8
