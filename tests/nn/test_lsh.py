@@ -16,6 +16,7 @@ from regard.nn.cache import Cache
 from regard.nn.context import Context, How, places, plain_places
 from regard.nn.mixer import Lsh
 from regard.nn.position import Alibi, Rotary
+from regard.nn.recent import Recent
 
 B, H, K = 2, 2, 6
 MODES = ("near", "paper", "trax")
@@ -206,6 +207,22 @@ def test_a_long_prompt_is_sorted_and_goes_on_from_the_cache() -> None:
             cache.begin(pos_BL, True)
             got.append(mixer.look(qk[:, :, a:b], v[:, :, a:b], Context(pos_BL, True, cache=cache)))
         assert (torch.cat(got, 2) - whole).abs().max() < bound
+
+
+def test_memory_over_segments() -> None:
+    """While weights stand still, segments that remember all before them answer as one pass."""
+    mixer, (qk, v) = built(rounds=2, chunk=3, buckets=4), drawn(24)
+    whole, cache, got = mixer.look(qk, v, context(None, 24)), Recent(B), []
+    for a in (0, 8, 16):
+        pos_BL = plain_places(a, 8, torch.device("cpu"))
+        cache.begin(pos_BL, True)
+        got.append(mixer.look(qk[:, :, a : a + 8], v[:, :, a : a + 8], Context(pos_BL, True, cache=cache)))
+        cache.put(cache.take())
+    assert (torch.cat(got, 2) - whole).abs().max() < 1e-12
+    states = Recent(B, states=True)
+    states.begin(context(None, 24).pos_BL, True)
+    with pytest.raises(UsageError, match="train without `memory`"):
+        mixer.look(qk, v, context(None, 24).but(cache=states))
 
 
 def test_rotary_turns_after_the_hash_and_biases_are_refused() -> None:

@@ -142,3 +142,5 @@ def test_what_it_refuses() -> None:
     stack.blocks[1].sublayers["ffn"].body.register_forward_pre_hook(charge)
     with pytest.raises(UsageError, match="loss inside them could not be learned from, but '1/ffn' has one"):
         stack(drawn(), plain(losses={}))
+    with pytest.raises(UsageError, match="none can be asked what it said; take stack sequential"):
+        built()(drawn(), plain(layers=[]))

@@ -177,9 +177,14 @@ class Lsh(Mixer):
                 f"What a token may see in an LSH attention {what} depends on later tokens, so the one at "
                 f"{ctx.path!r} has no cache; build it with mode='near' and both=False."
             )
+        if ctx.cache.states:
+            raise UsageError(
+                f"The LSH attention at {ctx.path!r} keeps keys and their buckets, not what it read, so no "
+                "memory can be carried through its training; train without `memory`."
+            )
         k_BHMK, v_BHMK, j_BM = ctx.cache.extend(ctx.path, k_BHLK, v_BHLK)
         bucket_BHLR = bucket_RBHL.permute(1, 2, 3, 0).int()
-        bucket_BHMR, _, _ = ctx.cache.extend(f"{ctx.path}/buckets", bucket_BHLR, bucket_BHLR[..., :0])
+        bucket_BHMR, _, _ = ctx.cache.extend(f"{ctx.path}.buckets", bucket_BHLR, bucket_BHLR[..., :0])
         return k_BHMK, v_BHMK, bucket_BHMR.permute(3, 0, 1, 2), j_BM
 
     def _recount(self, bucket_RBHL: Tensor, bucket_RBHM: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:

@@ -72,6 +72,11 @@ class Reversible(Sequential):
 
     def down(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Both streams through all layers."""
+        if ctx.layers is not None:
+            raise UsageError(
+                "A reversible stack keeps nothing of its layers, so none can be asked what it said; take "
+                "stack sequential."
+            )
         layers = _Layers(self, ctx)
         if ctx.cache is None and torch.is_grad_enabled():
             y1, y2 = _Reversible.apply(x_BLD, x_BLD, layers, *layers.tensors)
