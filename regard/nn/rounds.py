@@ -49,15 +49,19 @@ class Rounds:
 
     def met(self) -> Tensor:
         """How often i meets j, every pair written out: (N, L, L)."""
-        gap_RNLM = self.code_RNL[..., :, None] - self.code_RNL[..., None, :]
-        count_NLM = ((gap_RNLM >= self.low) & (gap_RNLM <= self.high)).sum(0)
+        N, L = self.pos_NL.shape
+        count_NLM = torch.zeros(N, L, L, dtype=torch.uint8, device=self.pos_NL.device)
+        for code_NL in self.code_RNL:
+            i, j = code_NL[:, :, None], code_NL[:, None, :]
+            count_NLM += (j <= i - self.low) & (j >= i - self.high)
         if self.circle:
             chunk_RNL = self.rank_RNL // self.chunk
             last_RNM = (chunk_RNL == self.last_N[:, None]).roll(1, 0) & (self.pos_NL >= 0)
-            count_NLM += ((chunk_RNL == 0)[..., :, None] & last_RNM[..., None, :]).sum(0)
+            for first_NL, last_NM in zip(chunk_RNL == 0, last_RNM, strict=True):
+                count_NLM += first_NL[:, :, None] & last_NM[:, None, :]
         i, j = self.pos_NL[:, :, None], self.pos_NL[:, None, :]
         count_NLM *= (i != j) if self.both else (j < i)
-        return count_NLM if self.repeat else count_NLM.clamp(max=1)
+        return count_NLM if self.repeat else count_NLM.clamp_(max=1)
 
     @property
     def last_N(self) -> Tensor:

@@ -79,9 +79,10 @@ class Lsh(Mixer):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if rounds < 1 or chunk < 1:
+        if not 1 <= rounds <= 100 or chunk < 1:
             raise UsageError(
-                f"LSH needs at least 1 round and chunks of 1 token, but rounds is {rounds} and chunk {chunk}."
+                f"LSH needs 1 to 100 rounds and chunks of at least 1 token, but rounds is {rounds} and chunk "
+                f"{chunk}."
             )
         self.factors = _factors(buckets, 2 * -(-dims.length // chunk))
         self.heads, self.size, self.rounds, self.chunk = dims.heads, dims.size, rounds, chunk
@@ -188,9 +189,9 @@ class Lsh(Mixer):
         return k_BHMK, v_BHMK, bucket_BHMR.permute(3, 0, 1, 2), j_BM
 
     def _recount(self, bucket_RBHL: Tensor, bucket_RBHM: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
-        """1 where j is of the `chunk` tokens before i of its bucket in any round; columns are sorted."""
+        """Whether j is of the `chunk` tokens before i of its bucket in any round; columns are sorted."""
         i, j = i_BL[:, None, :, None], j_BM[:, None, None, :]
-        count_BHLM = torch.zeros((), dtype=torch.long, device=j.device)
+        count_BHLM = torch.zeros((), dtype=torch.bool, device=j.device)
         for mine_BHL, theirs_BHM in zip(bucket_RBHL, bucket_RBHM, strict=True):
             same_BHLM = (mine_BHL[..., :, None] == theirs_BHM[..., None, :]) & (j >= 0) & (j < i)
             back_BHLM = same_BHLM.sum(-1, keepdim=True) - same_BHLM.cumsum(-1)
@@ -201,9 +202,9 @@ class Lsh(Mixer):
         self, q_BHLK: Tensor, k_BHMK: Tensor, v_BHMK: Tensor, count_BHLM: Tensor, j_BM: Tensor, ctx: Context
     ) -> Tensor:
         """Pair by pair: who is met counts as often as it is met; who meets nobody sees itself."""
-        alone_BHL1 = ~count_BHLM.any(-1, keepdim=True)
+        met_BHLM = count_BHLM > 0
         itself_B1LM = ctx.pos_BL[:, None, :, None] == j_BM[:, None, None, :]
-        seen = _Met((count_BHLM > 0) | (alone_BHL1 & itself_B1LM))
+        seen = _Met(met_BHLM | (itself_B1LM & ~met_BHLM.any(-1, keepdim=True)))
         often = _Often(count_BHLM.clamp(min=1).to(q_BHLK.dtype).log()) if self.mode == "trax" else None
         ctx = ctx.but(how="auto" if ctx.how == "blockwise" else ctx.how)
         # a new view of the positions: what is seen differs from layer to layer, and no mask may be shared
