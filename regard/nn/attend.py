@@ -61,7 +61,8 @@ def attend(
     raw_BHLK = q_BHLK if raw_BHLK is None else raw_BHLK
     how = _choose(q_BHLK, k_BGMK, j_BM, ctx, score.is_dot and value is None, pattern)
     if how == "blockwise":
-        return blockwise(q_BHLK, k_BGMK, v_BGMK, ctx, score, pattern, position, raw_BHLK, dropout, BLOCK)
+        apart = ctx, score, pattern, position, raw_BHLK, dropout, BLOCK
+        return cast(Tensor, blockwise(q_BHLK, k_BGMK, v_BGMK, *apart))
     if how == "flex":
         return _flex(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, bias, raw_BHLK)
     causal, allow = False, None
@@ -97,11 +98,13 @@ def _choose(
                 "FlexAttention needs a dot product as score and plain values; leave `how` at 'auto'."
             )
         return ctx.how
-    if ctx.how == "auto" and own and length > 2 * BLOCK and _pays(pattern, length, q_BHLK.shape[1], ctx):
+    sparse = own and length > 2 * BLOCK and pattern.amounts_to(length) is None
+    if ctx.how == "auto" and sparse and _pays(pattern, length, q_BHLK.shape[1], ctx):
         return "flex" if q_BHLK.is_cuda and fusible and ctx.plain else "blockwise"
     return "fused" if fusible else "explicit"
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads tables
 def _pays(pattern: Pattern, length: int, heads: int, ctx: Context) -> bool:
     """Whether so little is seen that bringing it together pays. A mask for each head costs much by itself."""
 

@@ -147,6 +147,7 @@ class Look(NamedTuple):
     causal: bool
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads tables
 def blockwise(
     q_BHLK: Tensor,
     k_BGMK: Tensor,
