@@ -46,13 +46,13 @@ def adaptive_span(
     """`length` is S, the longest span: what lies farther back is forgotten; there is no longest sequence.
 
     `ramp`, `penalty`, `start` and `dynamic` are those of the position; `dropout` is on the attention weights
-    and on what each sublayer says.
+    and in the feed-forward layer, as in the authors' code.
     """
     attention = of(
         Attention, pattern=of(Window, width=dims.length + 1, itself=False), bias=False, dropout=dropout
     )
-    ffn = of(Dense, hidden=hidden, activation=activation)
-    block = of(Serial, sublayers={"self": attention, "ffn": ffn}, order=order, dropout=dropout)
+    ffn = of(Dense, hidden=hidden, activation=activation, dropout=dropout)
+    block = of(Serial, sublayers={"self": attention, "ffn": ffn}, order=order)
     position = of(AdaptiveSpan, ramp=ramp, penalty=penalty, start=start, dynamic=dynamic)
     return of(
         Decoder,
