@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard
 import regard.nn.attend
+from regard.blank import blank
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.laws import lively
@@ -172,3 +173,10 @@ def test_what_cannot_be_is_refused_when_built() -> None:
     with pytest.raises(UsageError, match="but they are 0, 8 and"):
         AdaptiveSpan(DIMS, ramp=0)
     assert of(AdaptiveSpan, longest=5).build(DIMS).longest == 5
+
+
+@pytest.mark.parametrize(("size", "millions"), [("small", 38), ("large", 209)])
+def test_the_sizes_are_those_of_the_paper(size: str, millions: int) -> None:
+    with blank():
+        model = regard.system("adaptive_span", size=size).build()
+    assert abs(sum(p.numel() for p in model.parameters()) / 1e6 - millions) < 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.nn.position.position import Position
-from regard.nn.position.sinusoidal import Form, waves
+from regard.nn.position.sinusoidal import waves
 from regard.spec import part
 
 
@@ -26,25 +26,23 @@ class Coordinate(Position):
 
     Options:
       step: waves; learned, a vector for each of `dims.layers` steps, as in the authors' code (tensor2tensor)
-      form: of the sinusoids, as in `sinusoidal`
     """
 
     every = True
     layered = True
 
-    def __init__(self, dims: Dims, step: Literal["waves", "learned"] = "waves", form: Form = "paper") -> None:
+    def __init__(self, dims: Dims, step: Literal["waves", "learned"] = "waves") -> None:
         super().__init__()
         if dims.width % 2:
             raise UsageError(f"Sinusoids come in pairs, so dims.width must be even, but is {dims.width}.")
-        self.form = form
         self.steps = nn.Embedding(dims.layers, dims.width) if step == "learned" else None
 
     def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
         """x + P^t, t = layer + 1."""
         width = x_BLD.shape[-1]
-        place = waves(pos_BL.clamp(min=0) + 1, width, self.form).to(x_BLD.dtype)
+        place = waves(pos_BL.clamp(min=0) + 1, width).to(x_BLD.dtype)
         if self.steps is not None:
             step = self.steps.weight[self.layer]
         else:
-            step = waves(torch.tensor(self.layer + 1, device=x_BLD.device), width, self.form)
+            step = waves(torch.tensor(self.layer + 1, device=x_BLD.device), width)
         return x_BLD + place + step.to(x_BLD.dtype)

@@ -40,14 +40,15 @@ def _distances(i_BL: Tensor, j_BM: Tensor) -> tuple[int | None, int, int]:
     Only real tokens count. Where tensors hold no numbers, what they would say if nothing were padded.
     """
     L, M = i_BL.shape[1], j_BM.shape[1]
-    if blank(i_BL):
-        return M - L, M, 0
     found = []
     for shift in (True, False):
         (few_i, many_i), (few_j, many_j) = _ends(i_BL, shift), _ends(j_BM, shift)
         least_B, most_B = few_i - many_j, many_i - few_j
-        found += [most_B.amax(), torch.where(most_B > -FAR, least_B, FAR).amin()]
-    a, b, most, least = torch.stack(found).tolist()
+        found += [most_B.amax(), least_B.masked_fill(most_B < -FAR, FAR).amin()]
+    known = torch.stack(found)
+    if blank(known):
+        return M - L, M, 0
+    a, b, most, least = known.tolist()
     if most < -FAR:  # no query meets a key
         return 0, 0, 0
     return (a if a == b else None), most, least
@@ -55,10 +56,10 @@ def _distances(i_BL: Tensor, j_BM: Tensor) -> tuple[int | None, int, int]:
 
 def _ends(pos_BL: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
     """The least and the most of each row's positions, or of how far they are ahead of their columns."""
-    real_BL, pos_BL = pos_BL >= 0, pos_BL.long()
+    none_BL, pos_BL = pos_BL < 0, pos_BL.long()
     if shift:
         pos_BL = pos_BL - torch.arange(pos_BL.shape[1], device=pos_BL.device)
-    return torch.where(real_BL, pos_BL, 2 * FAR).amin(1), torch.where(real_BL, pos_BL, -2 * FAR).amax(1)
+    return pos_BL.masked_fill(none_BL, 2 * FAR).amin(1), pos_BL.masked_fill(none_BL, -2 * FAR).amax(1)
 
 
 def blank(t: Tensor) -> bool:
