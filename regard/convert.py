@@ -37,14 +37,16 @@ def group(model: Model, groups: int) -> Model:
     if model.recipe is None:
         raise UsageError("Only a model made by regard.build can be converted: it knows its recipe.")
     kept = ("encoder",) if isinstance(model, EncoderDecoder) else ()
-    found = weights(model)
-    for path, old in model.named_modules():
-        if isinstance(old, Attention) and path.split(".")[0] not in kept:
-            if groups < 1 or old.groups % groups:
-                raise UsageError(
-                    f"groups must divide the {old.groups} sets of keys and values at {path}, but is {groups}."
-                )
-            found |= {f"{path}.{name}": t for name, t in _pooled(old, groups).items()}
+    found, own = weights(model), list(model.named_modules())
+    shared = [(path, m) for path, m in own if isinstance(m, Attention) and path.split(".")[0] not in kept]
+    if not shared:
+        raise UsageError("The model has no attention whose heads could share keys and values.")
+    for path, old in shared:
+        if groups < 1 or old.groups % groups:
+            raise UsageError(
+                f"groups must divide the {old.groups} sets of keys and values at {path}, but is {groups}."
+            )
+        found |= {f"{path}.{name}": t for name, t in _pooled(old, groups).items()}
     recipe = read(Model, write(model.recipe, resolved=True))
     parts = {k: v if k in kept else _regrouped(v, groups) for k, v in recipe.options.items()}
     first = next(model.parameters())

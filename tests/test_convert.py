@@ -109,6 +109,11 @@ def test_what_does_not_divide_is_refused() -> None:
             group(model(), groups)
 
 
+def test_a_model_without_heads_that_could_share_is_refused() -> None:
+    with pytest.raises(UsageError, match="no attention whose heads could share"):
+        group(model("reformer"), 1)
+
+
 def test_a_folder_is_converted(tmp_path: Path) -> None:
     regard.save(model(), tmp_path / "m")
     out = convert(tmp_path / "m", 2, tmp_path / "g")

@@ -70,6 +70,15 @@ class Recent(Cache):
             return k_BGMK, v_BGMK, self.new_BL
         return torch.cat([old_k, k_BGMK], 2), torch.cat([old_v, v_BGMK], 2), joined(j_BM, self.new_BL)
 
+    def place(
+        self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, column_BM: Tensor, columns: int
+    ) -> tuple[Tensor, Tensor]:
+        """Folded keys stand for many tokens, and cannot be let go of one by one."""
+        raise UsageError(
+            f"The keys that are folded at {path!r} cannot be carried from segment to segment; "
+            "leave `compress` out, or `memory`."
+        )
+
     def recall(self, path: str, x_BLD: Tensor, reach: int | None = None) -> tuple[Tensor, Tensor] | None:
         """What the layer read of the tokens in memory, and where they stand; then keep what it reads now."""
         if not self.states:

@@ -26,7 +26,7 @@ from regard.nn.cache import Cache
 from regard.nn.context import Context
 from regard.nn.mixer import Latent
 from regard.nn.pattern import Causal, Window
-from regard.nn.position import Alibi, Position, Rotary, Shaw
+from regard.nn.position import Alibi, Position, Rotary, Shaw, TransformerXL
 from regard.spec import Recipe, of
 
 DIMS = Dims(width=24, heads=4, layers=1, length=40)
@@ -158,8 +158,9 @@ def test_only_the_latents_are_kept(precision: Any, window: int | None) -> None:
         )
 
 
-def test_positions_in_values_are_refused_when_built() -> None:
-    with pytest.raises(UsageError, match="positions cannot add to values, but Shaw does"):
-        model(of(Shaw))
+@pytest.mark.parametrize("position", [of(Shaw), of(TransformerXL)])
+def test_positions_that_need_whole_heads_are_refused_when_built(position: Recipe[Position]) -> None:
+    with pytest.raises(UsageError, match="positions cannot add to values or to whole queries, but"):
+        model(position)
     with pytest.raises(UsageError, match="cannot add to values"):
-        Latent(DIMS, position=of(Shaw))
+        Latent(DIMS, position=position)

@@ -13,7 +13,7 @@ from regard.nn.context import Context
 from regard.nn.mixer.mixer import Mixer
 from regard.nn.norm import Rms
 from regard.nn.pattern import Full, Pattern
-from regard.nn.position import Position
+from regard.nn.position import Position, TransformerXL
 from regard.nn.score import Dot
 from regard.spec import Recipe, of, part
 
@@ -70,11 +70,11 @@ class Latent(Mixer):
             self.meet(self.position)
 
     def meet(self, position: Position) -> None:
-        """Refuse a scheme that adds to the values, when the model is built: there may be none to add to."""
-        if position.valued:
+        """Refuse a scheme that needs whole heads, when the model is built: here only parts of them turn."""
+        if position.valued or isinstance(position, TransformerXL):
             raise UsageError(
-                "Latent attention reads latents and not values, so that positions cannot add to values, but "
-                f"{type(position).__name__} does; switch that off, or take another scheme."
+                "Latent attention turns a part of each query and reads latents, so that positions cannot add "
+                f"to values or to whole queries, but {type(position).__name__} does; take rotary, say."
             )
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:

@@ -134,6 +134,13 @@ def test_taking_back_more_than_is_spared_is_refused() -> None:
         cache.rollback(2)
 
 
+@pytest.mark.parametrize("states", [True, False])
+def test_a_memory_over_segments_is_refused(states: bool) -> None:
+    built = model()
+    with pytest.raises(UsageError, match=r"cannot recall|cannot be carried"):
+        built(tokens(1, 10, "plain"), cache=built.recent(1, 8, states))
+
+
 @pytest.mark.parametrize("pattern", [of(Full), of(Window, width=9)])
 def test_other_patterns_are_refused_when_built(pattern: Recipe[Pattern]) -> None:
     with pytest.raises(UsageError, match="need the pattern causal, but it is"):
