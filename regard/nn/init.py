@@ -119,6 +119,9 @@ class T5(Init):
                 nn.init.normal_(first.weight[:asks], std=(width * module.size) ** -0.5)
                 nn.init.normal_(module.kv.weight if module.cross else first.weight[asks:], std=width**-0.5)
                 nn.init.normal_(module.out.weight, std=asks**-0.5)
+            elif isinstance(module, Latent | Lsh):  # not in T5; they scale their own scores
+                for matrix in (m for m in module.children() if isinstance(m, nn.Linear)):
+                    nn.init.normal_(matrix.weight, std=matrix.in_features**-0.5)
             elif isinstance(module, Dense | Gated):
                 nn.init.normal_(module.up.weight, std=module.up.in_features**-0.5)
                 nn.init.normal_(module.down.weight, std=module.down.in_features**-0.5)

@@ -21,9 +21,10 @@ from regard.laws import (
     rollback_equals_forward,
 )
 from regard.laws.asking import tokens
-from regard.model import Decoder
+from regard.model import Decoder, Model
 from regard.nn.cache import Cache
 from regard.nn.context import Context
+from regard.nn.init import T5, Normal, Xavier
 from regard.nn.mixer import Latent
 from regard.nn.pattern import Causal, Window
 from regard.nn.position import Alibi, Position, Rotary, Shaw, TransformerXL
@@ -111,12 +112,16 @@ def test_looking_at_latents_is_looking_at_keys() -> None:
         assert (one - other).abs().max() <= 1e-9
 
 
-def model(position: Recipe[Position] | None = None, **options: Any) -> Decoder:
-    gpt = regard.system("gpt", vocab=13, width=16, heads=4, layers=2, length=48, position=position)
+def latent_gpt(width: int = 16, position: Recipe[Position] | None = None, **options: Any) -> Recipe[Model]:
+    gpt = regard.system("gpt", vocab=13, width=width, heads=4, layers=2, length=48, position=position)
     stack = gpt.options["stack"]
     block = stack.options["block"]
     bodies = block.options["sublayers"] | {"self": of(Latent, **{"pattern": of(Causal), **options})}
-    built = lively(gpt.but(stack=stack.but(block=block.but(sublayers=bodies))))
+    return gpt.but(stack=stack.but(block=block.but(sublayers=bodies)))
+
+
+def model(position: Recipe[Position] | None = None, **options: Any) -> Decoder:
+    built = lively(latent_gpt(position=position, **options))
     assert isinstance(built, Decoder)
     return built
 
@@ -156,6 +161,20 @@ def test_only_the_latents_are_kept(precision: Any, window: int | None) -> None:
         assert text == (
             full if precision == "full" else "3 x 18 tokens x (6 + 2 + 4 scale) x 2 layers x 1 byte"
         )
+
+
+def test_birth() -> None:
+    """What is written back is smaller by depth; keys and values are drawn each by itself; T5 by fan-in."""
+    recipe = latent_gpt(width=128, rank=64)
+    for init, stds in (
+        (of(Normal, std=0.02, depth=True), {"out": 0.01, "up": 0.02, "q": 0.02}),
+        (of(Xavier), {"out": 128**-0.5, "up": (2 / (64 + 128)) ** 0.5, "q": (2 / (128 + 192)) ** 0.5}),
+        (of(T5), {"out": 128**-0.5, "up": 64**-0.5, "q": 128**-0.5}),
+    ):
+        built = regard.build(recipe.but(init=init))
+        part = next(m for m in built.modules() if isinstance(m, Latent))
+        for name, std in stds.items():
+            assert getattr(part, name).weight.std().item() == pytest.approx(std, rel=0.05), name
 
 
 @pytest.mark.parametrize("position", [of(Shaw), of(TransformerXL)])

@@ -147,3 +147,11 @@ def test_other_patterns_are_refused_when_built(pattern: Recipe[Pattern]) -> None
         Attention(DIMS, pattern=pattern, compress=of(Convolution))
     with pytest.raises(UsageError, match="at least 2 tokens"):
         Convolution(DIMS, width=1)
+
+
+def test_folded_keys_are_born_as_large_as_keys() -> None:
+    torch.manual_seed(0)
+    t = torch.randn(2, 2, 300, 32)
+    part = Convolution(Dims(width=64, heads=2))
+    k, v, _ = part(t, t, Context(torch.arange(300)[None], plain=True))
+    assert 0.9 < k.std() < 1.1 and 0.9 < v.std() < 1.1

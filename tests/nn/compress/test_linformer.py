@@ -152,3 +152,12 @@ def test_the_system_keeps_its_matrix_once(tmp_path: Any) -> None:
     parts = [m for m in again.modules() if isinstance(m, Linformer)]
     assert len(parts) == 3 and all(p.e is parts[0].e for p in parts)
     assert torch.equal(parts[0].e, next(m for m in model.modules() if isinstance(m, Linformer)).e)
+
+
+def test_mixed_keys_are_born_as_large_as_keys() -> None:
+    torch.manual_seed(0)
+    dims = Dims(width=64, heads=2, length=300)
+    t = torch.randn(2, 2, 300, 32)
+    k, v, where = Linformer(dims, keys=50)(t, t, Context(torch.arange(300)[None], plain=True))
+    assert where is None and k.shape == (2, 2, 50, 32)
+    assert 0.9 < k.std() < 1.1 and 0.9 < v.std() < 1.1
