@@ -3,6 +3,7 @@
 loop         the loop itself                 training    its options
 optim        adamw adafactor muon            schedule    constant linear cosine inverse_sqrt noam wsd
 checkpoint   directories that are whole      parallel    several processes, applied from outside
+carry        what rows remember from step to step
 """
 
 from regard.train.loop import train
