@@ -9,6 +9,7 @@ key is in one piece at most. Where a query is in several, their sums are joined 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -23,9 +24,10 @@ from regard.nn.pattern.lanes import Lanes
 from regard.nn.pattern.pattern import Pattern, named
 from regard.nn.position.position import Position
 from regard.nn.score.score import Score
-from regard.nn.sums import explicit, fused, shared
+from regard.nn.sums import fused, shared
 
 NEVER = float("-inf")
+SMALL = 2**24  # bytes: what is freed below this is used again, larger memory must be asked for each time
 
 
 @dataclass(frozen=True)
@@ -131,20 +133,27 @@ def share(pattern: Pattern, length: int, block: int) -> float:
     return done
 
 
-Plan = tuple[Piece, Tensor | None, bool]  # a piece, who may see whom in it, or that its order is causal
-
-
 class Look(NamedTuple):
-    """One piece, ready to be summed: blocks and lanes stand where heads stood, (B*H, N, Q or M, K)."""
+    """How a piece is looked at: who may see whom, (B or 1, H or 1, N, Q, M), or that its order is causal."""
 
     piece: Piece
-    q: Tensor
-    k: Tensor
-    v: Tensor
     allow: Tensor | None
-    bias: Tensor | None
-    more: Any
     causal: bool
+    bias: Tensor | None = None
+    more: Any = None
+
+    def sides(self, q_BHLK: Tensor, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values; groups of tokens stand where heads stood: (B*H, N, Q or M, K)."""
+        k, v = (shared(self.piece.keys(t), q_BHLK.shape[1]) for t in (k_BGMK, v_BGMK))
+        return self.piece.queries(q_BHLK).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+
+    def mask(self, B: int, heads: slice) -> Tensor | None:
+        """Who may see whom, for these heads: (B*H or 1, N, Q, M)."""
+        if self.allow is None or self.allow.shape[:2] == (1, 1):
+            return None if self.allow is None else self.allow[0]
+        count = heads.stop - heads.start
+        some = self.allow if self.allow.shape[1] == 1 else self.allow[:, heads]
+        return some.expand(B, count, -1, -1, -1).flatten(0, 1)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads tables
@@ -224,36 +233,31 @@ def _one(
     """All heads by one pattern, or by one that only a mask can tell apart."""
     (B, H, L, _), scale = q_BHLK.shape, score.scale_of(q_BHLK)
     cut = cast(list[Piece], ctx.once(("pieces", pattern, L, block), lambda: pieces(pattern, L, block)))
-    looks = [_look(p, q_BHLK, k_BGMK, v_BGMK, ctx, pattern, position, raw_BHLK) for p in cut]
+    looks = [_look(p, H, B, ctx, pattern, position, raw_BHLK) for p in cut]
     written = not score.is_dot or any(one.more is not None for one in looks)
-    if len(looks) == 1:
-        one = looks[0]
-        if written:
-            s, own = _scores(one, score, scale, H), ctx.but(tape=None)
-            s = _back_only(s) if one.causal else s
-            y = explicit(s, one.v, one.allow, one.bias, one.more, dropout, own)
-        else:
-            y = fused(one.q, one.k, one.v, scale, one.allow, one.bias, one.causal, dropout)
-        return one.piece.back(y.unflatten(0, (B, H)), L)
-    if written or dropout or q_BHLK.device.type != "cpu" or any(one.bias is not None for one in looks):
-        return _joined(looks, [_scores(one, score, scale, H) for one in looks], (B, H, L), dropout)
-    given = [t for one in looks for t in (one.q, one.k, one.v)]
-    plans = [(one.piece, one.allow, one.causal) for one in looks]
-    y_BHLK: Tensor = _Joined.apply(plans, scale, (B, H, L), *given)
-    return y_BHLK
+    biased = any(one.bias is not None for one in looks)
+    plain = not (written or biased or dropout) and q_BHLK.shape[-1] == v_BGMK.shape[-1]
+    if plain and q_BHLK.device.type == "cpu":
+        y_BHLK: Tensor = _Summed.apply(looks, scale, q_BHLK, k_BGMK, v_BGMK)
+        return y_BHLK
+    sides = [one.sides(q_BHLK, k_BGMK, v_BGMK) for one in looks]
+    masks = [one.mask(B, slice(0, H)) for one in looks]
+    if len(looks) == 1 and not written:
+        y = fused(*sides[0], scale, masks[0], looks[0].bias, looks[0].causal, dropout)
+        return looks[0].piece.back(y.unflatten(0, (B, H)), L)
+    scores = [_scores(q, k, score, scale, H) for q, k, _ in sides]
+    return _joined(looks, scores, masks, [v for _, _, v in sides], (B, H, L), dropout)
 
 
 def _look(
     piece: Piece,
-    q_BHLK: Tensor,
-    k_BGMK: Tensor,
-    v_BGMK: Tensor,
+    H: int,
+    B: int,
     ctx: Context,
     pattern: Pattern,
     position: Position | None,
     raw_BHLK: Tensor,
 ) -> Look:
-    B, H = q_BHLK.shape[:2]
     pos = ctx.pos_BL.int()[:, None, :, None]
     i, j = piece.queries(pos, -1)[:, 0, ..., 0], piece.keys(pos, -1)[:, 0, ..., 0]  # (B or 1, N, Q or M)
     bias, more = None, None
@@ -266,13 +270,11 @@ def _look(
             value = position.value
             more = lambda w: _as_heads(value(_as_rows(w, H), i_rows, j_rows), B)  # noqa: E731
     causal = piece.order == "causal" and bias is None and more is None
-    allow = None  # padding comes last, where a causal order does not look
-    if not causal and not (piece.order == "full" and ctx.plain):
-        key = ("seen", pattern, piece.block, *(id(t) for t in (piece.lanes, piece.blocks)))
-        allow = cast(Tensor, ctx.once(key, lambda: _allow(piece, pattern, ctx, i, j, B)))
-        allow = allow[0] if allow.shape[:2] == (1, 1) else allow.expand(B, H, -1, -1, -1).flatten(0, 1)
-    q, k, v = piece.queries(q_BHLK), piece.keys(shared(k_BGMK, H)), piece.keys(shared(v_BGMK, H))
-    return Look(piece, q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), allow, bias, more, causal)
+    if causal or (piece.order == "full" and ctx.plain):
+        return Look(piece, None, causal, bias, more)  # padding comes last, where a causal order does not look
+    key = ("seen", pattern, piece.block, *(id(t) for t in (piece.lanes, piece.blocks)))
+    allow = cast(Tensor, ctx.once(key, lambda: _allow(piece, pattern, ctx, i, j, B)))
+    return Look(piece, allow, False, bias, more)
 
 
 def _allow(piece: Piece, pattern: Pattern, ctx: Context, i: Tensor, j: Tensor, B: int) -> Tensor:
@@ -286,93 +288,140 @@ def _allow(piece: Piece, pattern: Pattern, ctx: Context, i: Tensor, j: Tensor, B
     return allow.unflatten(0, (-1, count)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-def _scores(one: Look, score: Score, scale: float, H: int) -> Tensor:
+def _scores(q: Tensor, k: Tensor, score: Score, scale: float, H: int) -> Tensor:
     if score.is_dot:
-        return one.q @ one.k.mT * scale
-    return _as_heads(score(_as_rows(one.q, H), _as_rows(one.k, H)), len(one.q) // H)
+        return q @ k.mT * scale
+    return _as_heads(score(_as_rows(q, H), _as_rows(k, H)), len(q) // H)
 
 
-def _back_only(s: Tensor) -> Tensor:
-    """Scores of what a causal order shows, where no mask says it."""
-    return s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), NEVER)
-
-
-def _joined(looks: list[Look], scores: list[Tensor], shape: tuple[int, int, int], dropout: float) -> Tensor:
+def _joined(
+    looks: list[Look],
+    scores: list[Tensor],
+    masks: list[Tensor | None],
+    values: list[Tensor],
+    shape: tuple[int, int, int],
+    dropout: float,
+) -> Tensor:
     """The sums of all pieces as one, written out."""
     B, H, L = shape
     most = scores[0].new_full((B, H, L, 1), NEVER)
-    for n, one in enumerate(looks):
+    for n, (one, allow) in enumerate(zip(looks, masks, strict=True)):
         s = scores[n] if one.bias is None else scores[n] + one.bias
         if one.causal:
-            s = _back_only(s)
-        scores[n] = s if one.allow is None else s.masked_fill(~one.allow, NEVER)
+            allow = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril()
+        scores[n] = s if allow is None else s.masked_fill(~allow, NEVER)
         top = scores[n].detach().amax(-1, keepdim=True).unflatten(0, (B, H))
         most = torch.maximum(most, one.piece.back(top, L, NEVER))
     most = most.masked_fill(most == NEVER, 0.0)
-    total, y = torch.zeros_like(most), looks[0].v.new_zeros(())
-    for s, one in zip(scores, looks, strict=True):
+    total, y = torch.zeros_like(most), values[0].new_zeros(())
+    for one, s, v in zip(looks, scores, values, strict=True):
         w = (s - one.piece.queries(most).flatten(0, 1)).exp()
         total = total + one.piece.back(w.sum(-1, keepdim=True).unflatten(0, (B, H)), L)
-        w = F.dropout(w, dropout, dropout > 0).to(one.v.dtype)
-        read = w @ one.v if one.more is None else w @ one.v + one.more(w)
+        w = F.dropout(w, dropout, dropout > 0).to(v.dtype)
+        read = w @ v if one.more is None else w @ v + one.more(w)
         y = y + one.piece.back(read.unflatten(0, (B, H)), L)
-    return (y / total.clamp(min=torch.finfo(total.dtype).tiny)).to(looks[0].v.dtype)
+    return (y / total.clamp(min=torch.finfo(total.dtype).tiny)).to(values[0].dtype)
 
 
-class _Joined(torch.autograd.Function):
-    """The sums of all pieces as one, by PyTorch's kernel, which also gives z_ip; weights are never stored.
+class _Summed(torch.autograd.Function):
+    """The sums of all pieces as one, by PyTorch's kernel, which also gives z_ip; a few heads at a time.
 
-    Backward, the kernel makes weights anew from scores and z_i: with that of all pieces, they are the weights
-    of the whole.
+    Neither weights nor what was brought together is kept. Backward, tokens are brought together again, and
+    the kernel makes weights anew from scores and z_i: with the z_i of all pieces, those of the whole.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, plans: list[Plan], scale: float, shape: tuple[int, int, int], *given: Tensor
-    ) -> Tensor:
-        (B, H, L), sums = shape, []
-        z_BHL1 = given[0].new_full((B, H, L, 1), NEVER, dtype=_wide(given[0]))
-        for n, (piece, allow, causal) in enumerate(plans):
-            q, k, v = given[3 * n : 3 * n + 3]
-            y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, causal, attn_mask=_added(allow, q), scale=scale
-            )
-            if allow is not None:
-                z = z.masked_fill(~allow.any(-1), NEVER)  # the kernel says 0 where nothing is seen
-            y, z = y.unflatten(0, (B, H)), z.unflatten(0, (B, H))[..., None]
-            y, z = piece.back(y, L), piece.back(z, L, NEVER)
-            sums.append((y, z))
-            z_BHL1 = torch.logaddexp(z_BHL1, z)
-        z_BHL1 = z_BHL1.masked_fill(z_BHL1 == NEVER, 0.0)
-        y_BHLK = sum(y * (z - z_BHL1).exp().to(y.dtype) for y, z in sums)
-        ctx.plans, ctx.scale = plans, scale
-        ctx.save_for_backward(y_BHLK, z_BHL1, *given)
-        return cast(Tensor, y_BHLK)
+    def forward(ctx: Any, looks: list[Look], scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        y_BHLK, z_BHL1 = torch.empty_like(q), q.new_empty(*q.shape[:3], 1, dtype=wide)
+        for heads, groups, masks in _shares(looks, q, k):
+            parts = q[:, heads], k[:, groups], v[:, groups]
+            y_BHLK[:, heads], z_BHL1[:, heads] = _sum(looks, masks, scale, *parts)
+        ctx.looks, ctx.scale = looks, scale
+        ctx.save_for_backward(q, k, v, y_BHLK, z_BHL1)
+        return y_BHLK
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y_BHLK, z_BHL1, *given = ctx.saved_tensors
-        found: list[Tensor | None] = [None, None, None]
-        for n, (piece, allow, causal) in enumerate(ctx.plans):
-            q, k, v = given[3 * n : 3 * n + 3]
-            dy, y, z = (piece.queries(t).flatten(0, 1) for t in (grad, y_BHLK, z_BHL1))
-            found += torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                dy, q, k, v, y, z[..., 0], 0.0, causal, attn_mask=_added(allow, q), scale=ctx.scale
-            )
-        return tuple(found)
+        q, k, v, y_BHLK, z_BHL1 = ctx.saved_tensors
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        for heads, groups, masks in _shares(ctx.looks, q, k):
+            with torch.enable_grad():
+                parts = [t.detach().requires_grad_() for t in (q[:, heads], k[:, groups], v[:, groups])]
+                sides = [one.sides(*parts) for one in ctx.looks]
+            slopes: list[Tensor] = []
+            for one, mask, side in zip(ctx.looks, masks, sides, strict=True):
+                dy, y, z = (one.piece.queries(t[:, heads]).flatten(0, 1) for t in (grad, y_BHLK, z_BHL1))
+                slopes += torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    dy,
+                    *(t.detach() for t in side),
+                    y,
+                    z[..., 0],
+                    0.0,
+                    one.causal,
+                    attn_mask=mask,
+                    scale=ctx.scale,
+                )
+            found = torch.autograd.grad([t for side in sides for t in side], parts, slopes)
+            dq[:, heads], dk[:, groups], dv[:, groups] = found
+        return None, None, dq, dk, dv
 
 
-def _wide(t: Tensor) -> torch.dtype:
-    return torch.float64 if t.dtype == torch.float64 else torch.float32
+def _sum(
+    looks: list[Look], masks: list[Tensor | None], scale: float, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is read, and the logarithm of what it was divided by."""
+    shape, L, found = q.shape[:2], q.shape[2], []
+    for one, mask in zip(looks, masks, strict=True):
+        y, z = kernel(*one.sides(q, k, v), mask, one.causal, scale)
+        if mask is not None:  # the kernel says 0 where nothing is seen
+            z = z.masked_fill(mask.amax(-1) == NEVER, NEVER)
+        y, z = y.unflatten(0, shape), z.unflatten(0, shape)[..., None]
+        found.append((one.piece.back(y, L), one.piece.back(z, L, NEVER)))
+    if len(found) == 1:
+        y, z = found[0]
+        return y, z.masked_fill(z == NEVER, 0.0)
+    z_BHL1 = torch.logsumexp(torch.stack([z for _, z in found]), 0)
+    z_BHL1 = z_BHL1.masked_fill(z_BHL1 == NEVER, 0.0)
+    return sum(y * (z - z_BHL1).exp().to(y.dtype) for y, z in found), z_BHL1  # type: ignore[return-value]
+
+
+def _shares(
+    looks: list[Look], q_BHLK: Tensor, k_BGMK: Tensor
+) -> Iterator[tuple[slice, slice, list[Tensor | None]]]:
+    """Heads and their groups of keys, so few at a time that what is brought together stays small."""
+    (B, H, L, K), G = q_BHLK.shape, k_BGMK.shape[1]
+    step = max(1, SMALL // (B * L * K * q_BHLK.element_size() * 3 * H // G))
+    masks = [_added(one.mask(B, slice(0, H)), q_BHLK) if _alike(one) else None for one in looks]
+    for first in range(0, G, step):
+        groups = slice(first, min(G, first + step))
+        heads = slice(groups.start * H // G, groups.stop * H // G)
+        mine = [
+            m if _alike(one) else _added(one.mask(B, heads), q_BHLK)
+            for one, m in zip(looks, masks, strict=True)
+        ]
+        yield heads, groups, mine
+
+
+def _alike(one: Look) -> bool:
+    """Whether all rows and heads have one mask, or none."""
+    return one.allow is None or one.allow.shape[:2] == (1, 1)
+
+
+def kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """y and z of dense attention."""
+    look = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return cast(tuple[Tensor, Tensor], look(q, k, v, 0.0, causal, attn_mask=mask, scale=scale))
 
 
 def _added(allow: Tensor | None, q: Tensor) -> Tensor | None:
     """A mask as the kernel wants it: minus infinity where nothing is seen."""
     if allow is None:
         return None
-    mask = torch.zeros(allow.shape, dtype=q.dtype, device=q.device).masked_fill_(~allow, NEVER)
-    return mask if mask.ndim == 4 else mask[None]
+    return torch.zeros(allow.shape, dtype=q.dtype, device=q.device).masked_fill_(~allow, NEVER)
 
 
 def _as_heads(t: Tensor, B: int) -> Tensor:

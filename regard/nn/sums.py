@@ -53,4 +53,5 @@ def explicit(
 
 def shared(t_BGMK: Tensor, heads: int) -> Tensor:
     """Keys or values of G groups, one for each head: head h has group floor(h G / H)."""
-    return t_BGMK.repeat_interleave(heads // t_BGMK.shape[1], 1)
+    groups = t_BGMK.shape[1]
+    return t_BGMK if groups == heads else t_BGMK.repeat_interleave(heads // groups, 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import regard
 import regard.nn.attend
+import regard.nn.blockwise
 from regard.dims import Dims
 from regard.laws import lively
 from regard.laws.asking import tokens
@@ -181,34 +182,43 @@ def test_memory_grows_with_the_length_alone(name: str) -> None:
     assert kept(PATTERNS[name], 2048) / kept(PATTERNS[name], 1024) < 2.2
 
 
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Groups and queries, groups and keys, whether there is a mask, whether the order is causal."""
+    calls: list[tuple[Any, ...]] = []
+    real = regard.nn.blockwise.kernel
+
+    def watched(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, scale: float) -> Any:
+        calls.append((tuple(q.shape[:3]), k.shape[2], mask is not None, causal))
+        return real(q, k, v, mask, causal, scale)
+
+    monkeypatch.setattr(regard.nn.blockwise, "kernel", watched)
+    return calls
+
+
 def test_what_is_far_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of the stride are plain causal attention of length / stride keys."""
-    calls: list[tuple[Any, ...]] = []
-    real = F.scaled_dot_product_attention
-
-    def watched(
-        q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, **more: Any
-    ) -> Tensor:
-        calls.append((tuple(q.shape[1:3]), tuple(k.shape[1:3]), mask is None, causal))
-        return real(q, k, v, mask, dropout, causal, **more)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    calls = watch(monkeypatch)
     run(PATTERNS["second"], "auto", length=200)
-    assert calls == [((20, 10), (20, 10), True, True)]
+    assert calls == [((2 * H, 20, 10), 10, False, True)]
 
 
 def test_each_head_costs_its_own_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans of 1, 30, 300, 30: not four times the longest. Heads that see alike are asked at once."""
-    calls: list[tuple[int, int]] = []
-    real = F.scaled_dot_product_attention
-
-    def watched(q: Tensor, k: Tensor, *given: Any, **more: Any) -> Tensor:
-        calls.append((q.shape[0], k.shape[2]))
-        return real(q, k, *given, **more)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    calls = watch(monkeypatch)
     run(PATTERNS["spans"], "auto", length=640)
-    assert calls == [(2, 16), (4, 48), (2, 320)], "rows x heads, and the keys of a block of 16 queries"
+    assert [(rows[0], keys) for rows, keys, _, _ in calls] == [(2, 16), (4, 48), (2, 320)]
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_a_few_heads_at_a_time_say_the_same(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is brought together is bounded; heads that share keys stay together."""
+    for name, pads in (("strided", "plain"), ("fixed alike", "left"), ("spans", "left")):
+        at_once = run(PATTERNS[name], "blockwise", pads, groups)
+        with monkeypatch.context() as patch:
+            patch.setattr(regard.nn.blockwise, "SMALL", 1)
+            calls = watch(patch)
+            assert apart(run(PATTERNS[name], "blockwise", pads, groups), at_once) < 1e-12
+        assert name == "spans" or {rows[0] for rows, *_ in calls} == {2 * H // groups}
 
 
 def gpt(blocks: Any) -> Any:
