@@ -180,10 +180,10 @@ def test_shakespeare_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     text = files[0].read_text(encoding="utf-8")
     letters = {c: n for n, c in enumerate(sorted(set(text)))}
     ids = torch.tensor([letters[c] for c in text])
-    built = learn(ids[:-60_000], 600, 128, vocab=len(letters), width=128, heads=2, layers=4)
-    held = ids[-60_000:][: 129 * 64].view(-1, 129)
+    built = learn(ids[:-60_000], 400, 128, vocab=len(letters), width=128, heads=2, layers=2)
+    held = ids[-60_000:][: 129 * 48].view(-1, 129)
     full, kept = nats(built, held, "full"), nats(built, held, "int8")
     print(f"nats a letter: full {full:.4f}, int8 {kept:.4f}")
-    assert full < 2.2 and abs(kept - full) <= 0.01
+    assert full < 2.4 and abs(kept - full) <= 0.01
     monkeypatch.setattr(caches, "_bytes", coarser)
     assert nats(built, held, "int8") - full > 0.01
