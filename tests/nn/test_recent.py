@@ -14,12 +14,14 @@ from regard.dims import Dims
 from regard.errors import UsageError
 from regard.laws import lively
 from regard.laws.asking import gap, tokens
+from regard.laws.subjects import systems
 from regard.model import Decoder
 from regard.nn.context import Context
 from regard.nn.mixer import Attention
 from regard.nn.pattern import Causal, Pattern, Window
 from regard.nn.position import Alibi, Learned, Rotary, T5Bias, TransformerXL
 from regard.spec import of
+from regard.systems import SYSTEMS
 from regard.train.precision import recompute
 
 POSITIONS = {"rotary": of(Rotary), "t5_bias": of(T5Bias, buckets=8, distance=16), "alibi": of(Alibi)}
@@ -96,6 +98,21 @@ def test_the_memory_is_as_long_as_it_says(memory: int, states: bool) -> None:
     padded[0] = torch.cat([ids_BL[0, :6], torch.tensor([-1]), ids_BL[0, 6:]])
     got = fed(model, padded, [9, 17, 25], memory=memory, states=states)
     assert gap(got[padded >= 0].view_as(whole), whole) <= 1e-5
+
+
+@pytest.mark.parametrize("states", [False, True], ids=["keys", "states"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_that_writes_goes_on_or_refuses_in_a_sentence(system: str, states: bool) -> None:
+    model, ids_BL = lively(systems()[system][""]), tokens(3, 18, "plain")
+    if not isinstance(model, Decoder):
+        return
+    try:
+        got = fed(model, ids_BL, [7, 14], states=states)
+    except UsageError as error:
+        assert "carried" in str(error) or "recall" in str(error)
+        return
+    with torch.no_grad():
+        assert gap(got, model(ids_BL)) <= 1e-5
 
 
 def test_nothing_is_learned_from_what_the_memory_was_made_of() -> None:
