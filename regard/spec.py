@@ -178,8 +178,8 @@ def _read_recipe(family: type[T], data: Any, path: str, problems: list[Problem])
         return None
     options = dict(data)
     kind = options.pop("kind", None)
-    if kind is None and len(known) == 1:
-        kind = next(iter(known))
+    if kind is None:
+        kind = next(iter(known)) if len(known) == 1 else getattr(family, "usual", None)
     if str(kind) not in known:
         said = (
             "must be given" if kind is None else _unknown(f"no {what} is called", str(kind), known, "Known")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ def model_of(name: str, **options: Any) -> Model:
 
 def test_the_front_door() -> None:
     """As the issue writes it."""
-    assert regard.systems() == NAMES == ["bert", "gpt", "llama", "t5", "vanilla"]
+    assert regard.systems() == NAMES == sorted(NAMES)
+    assert {"bert", "gpt", "llama", "t5", "vanilla"} <= set(NAMES)
     recipe = regard.system("gpt", vocab=65, width=128, heads=4, layers=4, length=64)
     model = regard.build(recipe, seed=0)
     ids = torch.randint(0, 65, (2, 10))
@@ -73,13 +75,15 @@ def test_import_does_not_wait_for_torch() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_system_tells_its_paper(name: str) -> None:
     system = find(name)
-    assert system.about and any(year in system.paper for year in ("2017", "2019", "2020", "2023"))
+    assert system.about and re.search(r"\b20[12]\d\b", system.paper)
     assert system.file == f"regard/systems/{name}.py"
     assert "vocab" in options_of(name) and "dims" not in options_of(name)
 
 
 def test_systems_refuse_what_they_do_not_know() -> None:
-    with pytest.raises(UsageError, match=r"No system is called 'gtp'\. Did you mean 'gpt'\? Known: bert, "):
+    with pytest.raises(
+        UsageError, match=r"No system is called 'gtp'\. Did you mean 'gpt'\? Known: adaptive_span, "
+    ):
         regard.system("gtp")
     with pytest.raises(SpecError, match=r"model\.size: gpt has no size 'huge'\. It has: small, "):
         regard.system("gpt", size="huge")
@@ -192,6 +196,8 @@ def test_a_tape_changes_no_answer(name: str) -> None:
     assert len(tape) == 2 * (3 if len(stacks) == 2 else 1)
     for path, w_BHLM in tape.items():
         assert w_BHLM.shape[1] == 4 and not w_BHLM.requires_grad
+        if w_BHLM.shape[3] != w_BHLM.shape[2] and not path.endswith("cross"):
+            continue  # compressed keys are not tokens
         keys = (
             source(ids)
             if path.endswith("cross") or (path.startswith("encoder/") and len(stacks) == 2)

@@ -24,7 +24,7 @@ from regard.nn.norm import Layer, Rms
 from regard.nn.pattern import AllOf, Causal, Full, Pattern, PerHead, Prefix, Window
 from regard.nn.position import Learned, Position, Rotary, T5Bias
 from regard.nn.residual import Scaled
-from regard.nn.score import Dot
+from regard.nn.score import Dot, Score
 from regard.nn.stack import Sequential, Stack
 from regard.spec import Recipe, SpecError, kind_of, kinds, of, part, read, takes, takes_dims, write
 
@@ -54,8 +54,10 @@ def test_kinds_are_names_of_classes_in_snake_case() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_a_family_of_one_needs_no_kind() -> None:
+def test_a_family_with_a_usual_kind_needs_none() -> None:
+    assert read(Block, {"sublayers": {}}) == of(Serial, sublayers={}), "a family of one"
     assert read(Mixer, {"groups": 2}) == of(Attention, groups=2)
+    assert read(Score, {"scale": 1.0}) == of(Dot, scale=1.0)
     assert problems(FFN, {"hidden": 2}) == {"kind": "must be given"}
 
 
@@ -209,7 +211,7 @@ def test_a_value_that_does_not_fit_is_named(family: type, data: Any, path: str) 
 
 
 def test_suggestions() -> None:
-    assert "Did you mean 'rotary'? Known: alibi, " in problems(Position, "rotray")[""]
+    assert "Did you mean 'rotary'? Known: adaptive_span, " in problems(Position, "rotray")[""]
     assert (
         "Did you mean 'window'?" in problems(Pattern, {"kind": "all_of", "patterns": ["windw"]})["patterns.0"]
     )
@@ -251,9 +253,10 @@ def test_only_what_was_given_is_written_unless_resolved() -> None:
     assert write(recipe) == {"kind": "attention", "pattern": {"kind": "window", "width": 5}}
     assert write(recipe, resolved=True) == {
         "kind": "attention",
-        "score": {"kind": "dot", "scale": None},
-        "pattern": {"kind": "window", "width": 5, "both": False},
+        "score": {"kind": "dot", "scale": None, "temperature": 1.0},
+        "pattern": {"kind": "window", "width": 5, "both": False, "itself": True},
         "position": None,
+        "compress": None,
         "groups": None,
         "cross": False,
         "bias": True,

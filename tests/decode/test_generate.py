@@ -38,9 +38,9 @@ def test_the_budget_splits_batches_and_the_order_stays(
     sizes: list[int] = []
     begin = Session.__init__
 
-    def counted(self, model, prompts, sources=None):  # type: ignore[no-untyped-def]
+    def counted(self, model, prompts, *more):  # type: ignore[no-untyped-def]
         sizes.append(len(prompts))
-        begin(self, model, prompts, sources)
+        begin(self, model, prompts, *more)
 
     monkeypatch.setattr(Session, "__init__", counted)
     steps: list[tuple[int, int]] = []

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 class Score(nn.Module):
     """s_ij = score(q_i, k_j). Where `is_dot`, a scaled dot product of what `prepare` returns is the score."""
 
+    usual: ClassVar[str] = "dot"  # the kind, where a config does not say
     is_dot: ClassVar[bool] = False
 
     def prepare(self, q_BHLK: Tensor, k_BGMK: Tensor) -> tuple[Tensor, Tensor]:

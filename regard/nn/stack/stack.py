@@ -11,6 +11,7 @@ from regard.nn.position import Position
 class Stack(nn.Module):
     """x_BLD -> x_BLD, through all layers. `position` is the scheme that its self-attentions share."""
 
+    usual = "sequential"  # the kind, where a config does not say
     position: Position | None
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
