@@ -59,6 +59,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python bench/train.py
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/length.py
+	$(BIN)/python bench/context.py
 
 docs: $(VENV)/.installed
 	$(BIN)/regard systems --markdown > docs/systems.md
