@@ -134,15 +134,16 @@ class Lsh(Mixer):
         return y_NLK.unflatten(0, qk_BHLK.shape[:2])  # type: ignore[no-any-return]
 
     def hash(self, x_BHLK: Tensor, fresh: bool = False) -> Tensor:
-        """The bucket of each vector in each round; its length does not matter."""
+        """The bucket of each vector in each round; its length does not matter. Never in half precision."""
         rotation_RKF = torch.randn_like(self.rotation_RKF) if fresh else self.rotation_RKF
-        rotation_RKF, x_BHLK, found = rotation_RKF.to(x_BHLK.dtype), x_BHLK.detach(), list[Tensor]()
-        for rotation_KF in rotation_RKF:
-            bucket_BHL = torch.zeros((), dtype=torch.long, device=x_BHLK.device)
-            turned = (x_BHLK @ rotation_KF).split([count // 2 for count in self.factors], -1)
-            for count, x_BHLF in zip(self.factors, turned, strict=True):
-                bucket_BHL = bucket_BHL * count + torch.cat([x_BHLF, -x_BHLF], -1).argmax(-1)
-            found.append(bucket_BHL)
+        x_BHLK, found = x_BHLK.detach().to(torch.promote_types(x_BHLK.dtype, torch.float32)), list[Tensor]()
+        with torch.autocast(x_BHLK.device.type, enabled=False):
+            for rotation_KF in rotation_RKF.to(x_BHLK.dtype):
+                turned = (x_BHLK @ rotation_KF).split([count // 2 for count in self.factors], -1)
+                bucket_BHL = torch.zeros((), dtype=torch.long, device=x_BHLK.device)
+                for count, x_BHLF in zip(self.factors, turned, strict=True):
+                    bucket_BHL = bucket_BHL * count + torch.cat([x_BHLF, -x_BHLF], -1).argmax(-1)
+                found.append(bucket_BHL)
         return torch.stack(found)
 
     def _sorted(self, bucket_RBHL: Tensor, pos_BL: Tensor) -> Rounds:
@@ -153,9 +154,7 @@ class Lsh(Mixer):
         order_RNL = bucket_RNL.argsort(dim=-1, stable=True)
         place_RNL = torch.arange(L, device=order_RNL.device).expand(order_RNL.shape)
         rank_RNL = torch.empty_like(order_RNL).scatter_(-1, order_RNL, place_RNL)
-        if (
-            self.mode == "near"
-        ):  # within a bucket a code says the place, and buckets are more than a chunk apart
+        if self.mode == "near":  # places within a bucket; buckets are more than a chunk apart
             code_RNL, low, high = rank_RNL + (self.chunk + 1) * bucket_RNL, 1, self.chunk
             low = -high if self.both else low
         else:  # the number of the chunk; in `paper`, buckets are more than one chunk apart
