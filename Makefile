@@ -60,6 +60,8 @@ bench: $(VENV)/.bench
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/length.py
 	$(BIN)/python bench/context.py
+	$(BIN)/python bench/slide.py
+	$(BIN)/python bench/span.py
 
 docs: $(VENV)/.installed
 	$(BIN)/regard systems --markdown > docs/systems.md
