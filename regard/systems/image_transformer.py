@@ -6,7 +6,8 @@ before. `local="2d"`: blocks are rectangles, written one after the other (`Local
 comes when), and the memory is what lies above and to the left.
 
 Differs from the paper: the three colours share one table of intensities, and the place says which it is;
-answers are a softmax over intensities (its categorical form).
+answers are a softmax over intensities (its categorical form); and inputs are moved by one over the whole
+sequence, not within each block: a key stands where the pixel after the one it holds is written.
 
 Parmar, Vaswani, Uszkoreit, Kaiser, Shazeer, Ku and Tran 2018, https://arxiv.org/abs/1802.05751.
 """
