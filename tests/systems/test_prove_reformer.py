@@ -98,7 +98,8 @@ def test_cross_table() -> None:
     """Also: a token that may see itself sees nothing else, since no key is nearer to it than its own.
 
     Who learned with hashes is at chance then, as under full attention in the paper's table (0.8 %). Where a
-    token does not see itself, full attention loses nothing here.
+    token does not see itself, full attention loses nothing at this size: calibrated with reformer-pytorch
+    1.4.4 in the same model, 8 buckets: full 100 99.9 99.8 95.4 85.2, 4 rounds 100 100 100 99.1 85.8.
     """
     full, hashed = ({rounds: asked(model, rounds) for rounds in ASKED} for model in map(learned, (FULL, 4)))
     print(f"\nfull   {full}\nhashed {hashed}")
