@@ -111,8 +111,8 @@ def image(layers: int, **options: Any) -> Recipe[Any]:
 def test_blocks_must_see_far_enough_and_what_lies_around_them() -> None:
     """Parmar et al. 2018, table 3: short blocks cost bits. Twins: blocks of 4; rectangles that stand alone.
 
-    What the paper's table also has, longer blocks that are better still and 2-D better than 1-D, was not found
-    on images of 8 x 8; these are the parts of it that were.
+    What the paper's table also has, longer blocks better still and 2-D better than 1-D, was not found on
+    images of 8 x 8; these are the parts of it that were.
     """
     tile, flange = (4, 4), (4, 4)
     order = Local2D(Dims(width=1), SIDE, tile, flange).order(SIDE)
