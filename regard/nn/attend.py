@@ -1,4 +1,4 @@
-"""The only softmax over keys in the library: four ways to the same sum.
+"""The softmax over keys: four ways to the same sum.
 
     y_i = sum_{j in S_i} softmax_j(score(q_i, k_j) + bias_ij) v_j
 
@@ -7,6 +7,9 @@ blockwise  a block of queries meets only the blocks of keys that its pattern nam
            forward and backward, on any device
 flex       FlexAttention, where a GPU is there
 explicit   scores written out; when a tape records, or the score is no dot product
+
+All attention comes here; only where each head sorts its tokens anew (LSH) is there a kernel of its own for
+long sequences, regard/nn/rounds.py, which is tested to give what this one gives.
 """
 
 from __future__ import annotations
