@@ -26,6 +26,7 @@ from regard.nn.stack import Sequential
 from regard.spec import Recipe, of
 from regard.systems import Sizes, system_of
 
+Answers = Literal["masked", "pooled", "each"]
 _BERT = {"length": 512, "vocab": 30522, "dropout": 0.1}
 SIZES: Sizes = {
     "tiny": {"width": 128, "heads": 2, "layers": 2, **_BERT},
@@ -44,28 +45,53 @@ def bert(
     activation: Activation = "gelu",
     order: Order = "post",
     segments: int = 2,
-    head: Literal["masked", "pooled", "each"] = "masked",
+    head: Answers = "masked",
     classes: int | None = None,
     take: Literal["first", "mean"] = "first",
 ) -> Recipe[Model]:
     """`classes` is needed for the heads pooled (one answer a sequence) and each (one a token)."""
-    if head != "masked" and not classes:
-        raise UsageError(f"BERT with head {head!r} must be given `classes`, the number of answers.")
-    norm = of(Layer, eps=1e-12)
-    sublayers: dict[str, Body] = {
-        "self": of(Attention, dropout=dropout),
-        "ffn": of(Dense, hidden=hidden, activation=activation),
-    }
+    attention, norm = of(Attention, dropout=dropout), of(Layer, eps=1e-12)
+    asked = answers("BERT", vocab, head, classes, take, dropout, activation)
+    ffn = of(Dense, hidden=hidden, activation=activation)
+    return reader(attention, ffn, of(Tokens, vocab=vocab, segments=segments), asked, norm, order, dropout)
+
+
+def answers(
+    name: str,
+    vocab: int,
+    head: Answers,
+    classes: int | None,
+    take: Literal["first", "mean"],
+    dropout: float,
+    activation: Activation,
+) -> Recipe[Head]:
+    """What an encoder is asked for: hidden words, one class for the sequence, or one for each token."""
+    if head == "masked":
+        return of(Masked, vocab=vocab, activation=activation)
+    if not classes:
+        raise UsageError(f"{name} with head {head!r} must be given `classes`, the number of answers.")
+    if head == "pooled":
+        return of(Pooled, classes=classes, take=take, dropout=dropout)
+    return of(Linear, vocab=classes, bias=True)
+
+
+def reader(
+    attention: Recipe[Attention],
+    ffn: Recipe[Dense],
+    embed: Recipe[Tokens],
+    head: Recipe[Head],
+    norm: Recipe[Layer],
+    order: Order,
+    dropout: float,
+) -> Recipe[Model]:
+    """What BERT and the encoders that change its attention have in common."""
+    sublayers: dict[str, Body] = {"self": attention, "ffn": ffn}
     block = of(Serial, sublayers=sublayers, norm=norm, order=order, dropout=dropout)
-    heads: dict[str, Recipe[Head]] = {"masked": of(Masked, vocab=vocab, activation=activation)}
-    if classes:
-        heads["pooled"] = of(Pooled, classes=classes, take=take, dropout=dropout)
-        heads["each"] = of(Linear, vocab=classes, bias=True)
     return of(
         Encoder,
-        embed=of(Tokens, vocab=vocab, segments=segments),
+        embed=embed,
         stack=of(Sequential, block=block, position=of(Learned), enter=norm, dropout=dropout),
-        head=heads[head],
-        tied=head == "masked",
+        head=head,
+        tied=head.make is Masked,
         init=of(Normal, std=0.02),
     )

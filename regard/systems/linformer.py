@@ -12,20 +12,16 @@ from __future__ import annotations
 from typing import Literal
 
 from regard.dims import Dims
-from regard.errors import UsageError
-from regard.model import Encoder, Model
-from regard.nn.block import Body, Order, Serial
+from regard.model import Model
+from regard.nn.block import Order
 from regard.nn.compress import Linformer
 from regard.nn.embed import Tokens
 from regard.nn.ffn import Activation, Dense
-from regard.nn.head import Head, Linear, Masked, Pooled
-from regard.nn.init import Normal
 from regard.nn.mixer import Attention
 from regard.nn.norm import Layer
-from regard.nn.position import Learned
-from regard.nn.stack import Sequential
 from regard.spec import Recipe, of
 from regard.systems import Sizes, system_of
+from regard.systems.bert import Answers, answers, reader
 
 _ROBERTA = {"width": 768, "heads": 12, "layers": 12, "vocab": 50265, "dropout": 0.1}
 SIZES: Sizes = {
@@ -45,27 +41,13 @@ def linformer(
     dropout: float = 0.1,
     activation: Activation = "gelu",
     order: Order = "post",
-    head: Literal["masked", "pooled", "each"] = "masked",
+    head: Answers = "masked",
     classes: int | None = None,
     take: Literal["first", "mean"] = "first",
 ) -> Recipe[Model]:
     """`keys` are left of `length`; `classes` is needed for the heads pooled and each."""
-    if head != "masked" and not classes:
-        raise UsageError(f"Linformer with head {head!r} must be given `classes`, the number of answers.")
-    sublayers: dict[str, Body] = {
-        "self": of(Attention, compress=of(Linformer, keys=keys, sharing=sharing), dropout=dropout),
-        "ffn": of(Dense, hidden=hidden, activation=activation),
-    }
-    block = of(Serial, sublayers=sublayers, order=order, dropout=dropout)
-    heads: dict[str, Recipe[Head]] = {"masked": of(Masked, vocab=vocab, activation=activation)}
-    if classes:
-        heads["pooled"] = of(Pooled, classes=classes, take=take, dropout=dropout)
-        heads["each"] = of(Linear, vocab=classes, bias=True)
-    return of(
-        Encoder,
-        embed=of(Tokens, vocab=vocab),
-        stack=of(Sequential, block=block, position=of(Learned), enter=of(Layer), dropout=dropout),
-        head=heads[head],
-        tied=head == "masked",
-        init=of(Normal, std=0.02),
-    )
+    fewer = of(Linformer, keys=keys, sharing=sharing)
+    attention = of(Attention, compress=fewer, dropout=dropout)
+    asked = answers("Linformer", vocab, head, classes, take, dropout, activation)
+    ffn = of(Dense, hidden=hidden, activation=activation)
+    return reader(attention, ffn, of(Tokens, vocab=vocab), asked, of(Layer), order, dropout)
