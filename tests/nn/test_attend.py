@@ -38,6 +38,7 @@ from regard.nn.pattern import (
 )
 from regard.nn.position import Alibi, Position, Rotary, T5Bias
 from regard.nn.score import Dot, Score
+from regard.nn.sums import explicit, fused, shared
 from regard.spec import of
 
 H, K, L, B = 4, 4, 9, 2
@@ -223,6 +224,28 @@ def test_shared_keys_equal_repeated_keys_bit_for_bit(groups: int) -> None:
         shared = attend(q, k, v, POS, ctx, score=Dot(DIMS), pattern=Causal(DIMS))
         apart = attend(q, *many, POS, ctx.but(known={}), score=Dot(DIMS), pattern=Causal(DIMS))
         assert torch.equal(shared, apart), how
+
+
+@pytest.mark.parametrize("rows", [1, B])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_bias_that_learns_gets_the_gradient_of_the_scores(rows: int, groups: int, masked: bool) -> None:
+    """Against the scores written out, gradients too; some queries of a masked row see nothing."""
+    given = drawn((B, H, L, K), (B, groups, L, K), (B, groups, L, K + 2), (rows, H, L, L))
+    allow = torch.rand(B, 1, L, L) < 0.3 if masked else None
+
+    def found(written: bool) -> list[Tensor]:
+        q, k, v, bias = (t.clone().requires_grad_() for t in given)
+        if written:
+            k_BHMK, v_BHMK = shared(k, H), shared(v, H)
+            y = explicit(q @ k_BHMK.mT * 0.3, v_BHMK, allow, bias, None, 0.0, Context(POS))
+        else:
+            y = fused(q, k, v, 0.3, allow, bias, False, 0.0)
+        weights = torch.arange(y.numel(), dtype=y.dtype).view(y.shape).cos()
+        return [y.detach(), *torch.autograd.grad((y * weights).sum(), (q, k, v, bias))]
+
+    for ours, wanted in zip(found(False), found(True), strict=True):
+        assert (ours - wanted).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -22,8 +22,10 @@ def spread(meet: Callable[[int, int], Tensor], i_BL: Tensor, j_BM: Tensor, causa
     shift, most, least = _distances(i_BL, j_BM)
     if shift is not None:  # the distance at column (l, m) is l - m + shift
         wide = max(M, L + shift) + 1 if causal else L + M
-        s_BHX = meet(L - 1 + shift, wide).flatten(2)[..., L - 1 : L - 1 + L * (wide - 1)]
-        s_BHLM: Tensor = s_BHX.unflatten(2, (L, wide - 1))[..., :M]
+        s_BHX = meet(L - 1 + shift, wide).flatten(2)  # rows of `wide`, read as rows of one less
+        (B, H, _), (row, head, _) = s_BHX.shape, s_BHX.stride()
+        first = s_BHX.storage_offset() + L - 1
+        s_BHLM: Tensor = s_BHX.as_strided((B, H, L, M), (row, head, wide - 1, 1), first)
         return s_BHLM.tril(shift) if causal else s_BHLM
     gap_B1LM = (i_BL[:, None, :, None] - j_BM[:, None, None, :]).long()
     count = max(most - (max(least, 0) if causal else least), 0) + 1
