@@ -24,13 +24,8 @@ def fused(
     dropout: float,
 ) -> Tensor:
     """softmax(scale q k^T + bias) v where `allow`, by one kernel. H heads may share G groups of keys."""
-    if bias is not None and bias.requires_grad and dropout == 0.0 and q.device.type == "cpu":
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            with torch.autocast("cpu", enabled=False):  # scores of half precision would be too coarse
-                parts = (t.to(wide) for t in (q, k, v))
-                y: Tensor = _Learned.apply(*parts, scale, allow, bias.to(wide))  # type: ignore[no-untyped-call]
-            return y.to(v.dtype)
+    if bias is not None and dropout == 0.0 and _learns(bias):
+        return _learned(q, k, v, scale, allow, bias)
     mask = allow if bias is None else bias if allow is None else bias.masked_fill(~allow, float("-inf"))
     if mask is not None and mask.dtype.is_floating_point:
         mask = mask.to(q.dtype)
@@ -38,10 +33,25 @@ def fused(
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=grouped)
 
 
+def _learns(bias: Tensor) -> bool:
+    """Whether a bias has a gradient that PyTorch's kernel for CPUs would not give."""
+    learns = bias.requires_grad and torch.is_grad_enabled() and bias.device.type == "cpu"
+    return learns and not torch.compiler.is_compiling()
+
+
+def _learned(q: Tensor, k: Tensor, v: Tensor, scale: float, allow: Tensor | None, bias: Tensor) -> Tensor:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    with torch.autocast("cpu", enabled=False):  # scores of half precision would be too coarse
+        parts = (t.to(wide) for t in (q, k, v))
+        y: Tensor = _Learned.apply(*parts, scale, allow, bias.to(wide))  # type: ignore[no-untyped-call]
+    return y.to(v.dtype)
+
+
 class _Learned(torch.autograd.Function):
-    """The same where the bias has a gradient, on a CPU: PyTorch's kernel would not take it, and its way around
-    goes over the scores more often. Here they are written once, added to and divided where they stand, and
-    the bias has their gradient."""
+    """The same where the bias has a gradient: the way around PyTorch's kernel goes over the scores often.
+
+    Here they are written once, added to and divided where they stand, and the bias has their gradient.
+    """
 
     @staticmethod
     def forward(
