@@ -314,6 +314,10 @@ def predict(
         Literal["full", "int8"] | None,
         typer.Option(help="int8 keeps keys and values in a quarter of the bytes."),
     ] = None,
+    draft: Annotated[
+        int | None,
+        typer.Option(help="Guess this many tokens ahead: the same answers, one at a time, sooner.", min=0),
+    ] = None,
     truncate: Annotated[
         Literal["left", "right"] | None,
         typer.Option(help="Cut inputs that are too long at this end, and say so."),
@@ -332,7 +336,7 @@ def predict(
         "method": "sample" if sample else "beam" if beam is not None else None,
         "beam": beam, "alpha": alpha, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "min_p": min_p, "seed": seed, "nbest": nbest, "length": length, "stop": tuple(stop) if stop else None,
-        "cache": cache,
+        "cache": cache, "draft": draft,
     }  # fmt: skip
     given = {name: value for name, value in rules.items() if value is not None}
     answer(run, inputs or None, file, out, given, truncate, json)

@@ -88,7 +88,7 @@ class Loaded:
                 given["method"] = "beam"
             elif given.keys() & {"temperature", "top_k", "top_p", "min_p"}:
                 given["method"] = "sample"
-            elif not given.keys() & {"repetition", "stop"} and getattr(self.task, "beam", 1) > 1:
+            elif not given.keys() & {"repetition", "stop", "draft"} and getattr(self.task, "beam", 1) > 1:
                 given = {"method": "beam", "beam": self.task.beam, "alpha": self.task.alpha, **given}  # type: ignore[union-attr]
         return Rules(**given)
 

@@ -23,6 +23,7 @@ class Session:
         prompts: what each answer begins with; an encoder-decoder's is its start token
         sources: what an encoder-decoder reads; None for a decoder
         precision: of the cache
+        spare: how many tokens may be taken back
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class Session:
         prompts: Sequence[Sequence[int]],
         sources: Sequence[Sequence[int]] | None = None,
         precision: Precision = "full",
+        spare: int = 0,
     ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         ids_BL = padded(prompts, self.device, left=True)
-        self.cache = model.cache(len(prompts), precision=precision)
+        self.cache = model.cache(len(prompts), spare=spare, precision=precision)
         with torch.no_grad():
             if sources is not None:
                 assert isinstance(model, EncoderDecoder)
@@ -50,6 +52,17 @@ class Session:
         """Append one token to each row."""
         with torch.no_grad():
             self.logits_NV = self._answer(self.model.states(ids_N[:, None], cache=self.cache))
+
+    def read(self, ids: Sequence[int]) -> Tensor:
+        """Append several tokens to the only row: the logits after each of them, (L, V)."""
+        with torch.no_grad():
+            ids_1L = torch.tensor([ids], device=self.device)
+            logits_1LV: Tensor = self.model.head(self.model.states(ids_1L, cache=self.cache))
+        return logits_1LV[0].float()
+
+    def rollback(self, count: int) -> None:
+        """Take the last tokens back, as if they had never been read."""
+        self.cache.rollback(count)
 
     def keep(self, index_N: Tensor) -> None:
         """Let the next step go on with these rows, in this order; rows may be left out or repeated."""

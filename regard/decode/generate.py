@@ -10,6 +10,7 @@ from regard.decode.engine import Session, at_rest, check, room
 from regard.decode.greedy import Row, walk
 from regard.decode.rules import Hypothesis, Rules
 from regard.decode.sample import key
+from regard.decode.speculate import leap
 from regard.decode.text import Decode, Text
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
@@ -113,8 +114,8 @@ def _stream(
         yield Piece(None, "", row.hypothesis())
         return
     with at_rest(model):
-        session = Session(model, [prompt], None if source is None else [source], rules.cache)
-        for _ in walk(session, [row], rules, eos, [prompt], [key(rules.seed, prompt, source)]):
+        session = Session(model, [prompt], None if source is None else [source], rules.cache, rules.draft)
+        for _ in _written(session, [row], rules, eos, [prompt], [key(rules.seed, prompt, source)]):
             token = None if row.end == "eos" else row.ids[-1]
             yield Piece(token, row.fresh, None if row.end is None else row.hypothesis())
 
@@ -140,7 +141,7 @@ def _batches(
     largest = 0
     for number in sorted(range(len(prompts)), key=size, reverse=True):
         largest = max(largest, size(number))
-        if batch and largest * (len(batch) + 1) > budget:
+        if batch and (rules.draft or largest * (len(batch) + 1) > budget):  # who guesses ahead goes alone
             yield batch
             batch, largest = [], size(number)
         batch.append(number)
@@ -165,7 +166,7 @@ def _answer(
         return answers
     prompts, limits = [prompts[n] for n in some], [limits[n] for n in some]
     sources = None if sources is None else [sources[n] for n in some]
-    session = Session(model, prompts, sources, rules.cache)
+    session = Session(model, prompts, sources, rules.cache, rules.draft)
     if rules.method == "beam" and rules.beam > 1:
         found = search(session, limits, rules, eos)
         if decode is not None:
@@ -196,7 +197,7 @@ def _token_by_token(
         keys = [key(rules.seed, prompts[n], sources[n] if sources else None, draw) for n, draw in numbers]
         if draws > 1:
             session.repeat(draws)
-    for _ in walk(session, rows, rules, eos, starts, keys):
+    for _ in _written(session, rows, rules, eos, starts, keys):
         pass
     found = [row.hypothesis() for row in rows]
     if decode is not None and watch is None:
@@ -204,6 +205,20 @@ def _token_by_token(
     if rules.method == "beam":
         found = [replace(h, score=h.logp / penalty(_length(h), rules.alpha)) for h in found]
     return [found[n * draws : (n + 1) * draws] for n in range(len(prompts))]
+
+
+def _written(
+    session: Session,
+    rows: Sequence[Row],
+    rules: Rules,
+    eos: int | None,
+    prompts: Sequence[Ids],
+    keys: Sequence[int],
+) -> Iterator[None]:
+    """Rows written token by token, or the only one with guesses."""
+    if rules.draft:
+        return leap(session, rows[0], rules, eos, prompts[0], keys)
+    return walk(session, rows, rules, eos, prompts, keys)
 
 
 def _length(hypothesis: Hypothesis) -> int:

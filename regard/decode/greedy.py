@@ -50,6 +50,52 @@ class Row:
         return Hypothesis(self.ids, self.logp, self.logp, text, self.end)
 
 
+class Choice:
+    """The next token of every row: the most probable one that the rules allow, or one that is drawn.
+
+    Options:
+        prompts: what is counted as already there by the repetition penalty
+        keys: the random streams of the rows (`sample.key`)
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        rules: Rules,
+        eos: int | None,
+        prompts: Sequence[Sequence[int]],
+        keys: Sequence[int],
+    ) -> None:
+        self.rules, self.eos, self.place = rules, eos, 0
+        self.seen_NV = _seen(prompts, session.logits_NV) if rules.repetition != 1 else None
+        self.key_N = torch.tensor(keys, dtype=torch.int64, device=session.device)
+
+    def next(self, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens that are chosen, and their log p under the model itself, whatever the rules do to it."""
+        ids_N = self._choose(logits_NV)
+        logp_N = logits_NV.gather(-1, ids_N[:, None])[:, 0] - logits_NV.logsumexp(-1)
+        self.place += 1
+        if self.seen_NV is not None:
+            self.seen_NV.scatter_(1, ids_N[:, None], True)
+        return ids_N, logp_N
+
+    def keep(self, index_N: Tensor) -> None:
+        """Go on with these rows."""
+        self.key_N = self.key_N[index_N] if len(self.key_N) else self.key_N
+        self.seen_NV = None if self.seen_NV is None else self.seen_NV[index_N]
+
+    def _choose(self, logits_NV: Tensor) -> Tensor:
+        rules = self.rules
+        if self.seen_NV is not None:
+            logits_NV = penalise(logits_NV, self.seen_NV, rules.repetition)
+        if self.eos is not None and self.place < rules.min_length:
+            logits_NV = logits_NV.clone()
+            logits_NV[:, self.eos] = -torch.inf
+        if rules.method == "sample":
+            return draw(logits_NV, rules, self.key_N, self.place)
+        return logits_NV.argmax(-1)
+
+
 def walk(
     session: Session,
     rows: Sequence[Row],
@@ -62,46 +108,23 @@ def walk(
 
     Options:
         rows: one for each row of the session, in its order
-        prompts: what is counted as already there by the repetition penalty
-        keys: the random streams of the rows (`sample.key`)
+        prompts, keys: see `Choice`
     """
-    alive = list(rows)
-    seen_NV = _seen(prompts, session.logits_NV) if rules.repetition != 1 else None
-    key_N = torch.tensor(keys, dtype=torch.int64, device=session.device)
-    for place in range(max(row.limit for row in rows)):
-        logits_NV = session.logits_NV
-        ids_N = _choose(logits_NV, rules, eos if place < rules.min_length else None, seen_NV, key_N, place)
-        # log p of the model itself, whatever was done to the logits for the choice
-        logp_N = logits_NV.gather(-1, ids_N[:, None])[:, 0] - logits_NV.logsumexp(-1)
+    alive, choice = list(rows), Choice(session, rules, eos, prompts, keys)
+    while True:
+        ids_N, logp_N = choice.next(session.logits_NV)
         for row, token, logp in zip(alive, ids_N.tolist(), logp_N.tolist(), strict=True):
             row.take(token, logp, eos)
         yield
         stay = [n for n, row in enumerate(alive) if row.end is None]
         if not stay:
             return
-        if seen_NV is not None:
-            seen_NV.scatter_(1, ids_N[:, None], True)
         if len(stay) < len(alive):
             index_N = torch.tensor(stay, device=session.device)
             session.keep(index_N)
-            alive = [alive[n] for n in stay]
-            ids_N = ids_N[index_N]
-            key_N = key_N[index_N] if len(key_N) else key_N
-            seen_NV = None if seen_NV is None else seen_NV[index_N]
+            choice.keep(index_N)
+            alive, ids_N = [alive[n] for n in stay], ids_N[index_N]
         session.step(ids_N)
-
-
-def _choose(
-    logits_NV: Tensor, rules: Rules, banned: int | None, seen_NV: Tensor | None, key_N: Tensor, place: int
-) -> Tensor:
-    if seen_NV is not None:
-        logits_NV = penalise(logits_NV, seen_NV, rules.repetition)
-    if banned is not None:
-        logits_NV = logits_NV.clone()
-        logits_NV[:, banned] = -torch.inf
-    if rules.method == "sample":
-        return draw(logits_NV, rules, key_N, place)
-    return logits_NV.argmax(-1)
 
 
 def _seen(prompts: Sequence[Sequence[int]], logits_NV: Tensor) -> Tensor:

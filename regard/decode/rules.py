@@ -19,6 +19,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "min_p": ("sample",),
     "repetition": ("greedy", "sample"),
     "stop": ("greedy", "sample"),
+    "draft": ("greedy", "sample"),
     "beam": ("beam",),
     "alpha": ("beam",),
     "nbest": ("sample", "beam"),
@@ -52,6 +53,8 @@ class Rules:
         stop: strings that end an answer; the text is cut before them
         min_length: the end token is forbidden until the answer has this many tokens
         cache: how keys and values are kept: full, or int8, in about a quarter of the bytes
+        draft: most tokens that are guessed ahead, from what followed the same tokens before, and read in one
+            step; the answer is the same (see `regard.decode.speculate`). 0 guesses nothing
     """
 
     length: int | None = None
@@ -68,6 +71,7 @@ class Rules:
     stop: tuple[str, ...] = ()
     min_length: int = 0
     cache: Precision = "full"
+    draft: int = 0
 
     def __post_init__(self) -> None:
         if self.method not in ("greedy", "sample", "beam"):
@@ -87,6 +91,10 @@ class Rules:
                 )
         if self.method == "beam" and self.nbest > self.beam:
             raise UsageError(f"nbest must be at most beam, but is {self.nbest} with a beam of {self.beam}.")
+        if self.draft and self.nbest > 1:
+            raise UsageError(
+                f"draft writes one answer at a time, but nbest is {self.nbest}; leave one of them out."
+            )
 
 
 _BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
@@ -102,6 +110,7 @@ _BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
     ("alpha", 0, math.inf, False),
     ("nbest", 1, math.inf, True),
     ("min_length", 0, math.inf, True),
+    ("draft", 0, math.inf, True),
 )
 
 
