@@ -162,6 +162,7 @@ class Batches:
             raise DataError("there must be at least one sample, but there is none.")
         self.make, self.seed, self.shuffle, self.size = make, seed, shuffle, size
         self._ways: list[Cuts] = []
+        self._lengths = None if lengths is None else lengths.reshape(len(lengths), -1)
         if tokens is not None:
             if lengths is None:
                 raise UsageError("a budget of tokens needs the length of each sample, not only their number.")
@@ -172,6 +173,14 @@ class Batches:
     def __len__(self) -> int:
         """Steps in an epoch; the same for each."""
         return len(self._ways[0].bounds) - 1 if self._ways else -(-self.samples // (self.size or 1))
+
+    def padding(self) -> float | None:
+        """The share of an epoch's places that hold no token; None where lengths are not known."""
+        if self._lengths is None:
+            return None
+        each = [self._lengths[numbers] for numbers in self.plan(0)]
+        places = sum(len(rows) * int(rows.max(0).sum()) for rows in each)
+        return 1 - int(self._lengths.sum()) / max(places, 1)
 
     def steps_in(self, epoch: int) -> int:
         """Steps in this epoch."""

@@ -104,7 +104,7 @@ def backward(run: Session, parts: Iterator[Batch]) -> Tensor:
             batch, share, memory = run.lent(), 0.0, None
         seed(training.seed, step, group.rank * training.accumulate + piece)
         with adding(run.objective, last=piece == training.accumulate - 1):
-            with autocast(group.device, training.precision):
+            with autocast(group.device, run.precision):
                 loss, count = run.objective(batch.to(group.device), memory, (step - 1) / training.steps)
             (loss * share).backward()
         total[0] += loss.detach() * share

@@ -27,7 +27,7 @@ from regard.train.checkpoint import Checkpoint, Tensors
 from regard.train.disk import locked, preflight, write_json
 from regard.train.log import Log, clock
 from regard.train.parallel import Group, Objective, spread
-from regard.train.precision import compile_model, recompute, seed, threads
+from regard.train.precision import Precision, autocast, compile_model, quicker, recompute, seed, threads
 from regard.train.signals import Interrupted, Signals, Stopped
 from regard.train.state import NonFinite, State, Summary, changes, clean, facts
 from regard.train.training import Training
@@ -103,6 +103,8 @@ class Session:
         beside = sum(p.numel() for p in self.parameters) - count
         more = f" and {beside:,} for training only" if beside else ""
         self.log.say(f"{count:,} parameters{more}   {world} x {self.threads} threads   {self.group.device}")
+        if (padding := self.batches.padding()) is not None:
+            self.log.say(f"{len(self.batches):,} batches an epoch, {padding:.1%} padding")
         found = checkpoint.newest(self.checkpoints, self.log.warn) if self.group.first and resume else None
         step = int(self.group.tell(str(found.step if found else 0)))
         if step:
@@ -110,6 +112,7 @@ class Session:
         else:
             self.log.cut(0, 0)
             self.log.event("start", **self.facts)
+        self.settle()
         self.began = time.monotonic() - self.state.seconds
         self.log.begin(self.state.tokens)
 
@@ -132,6 +135,31 @@ class Session:
         where = f"epoch {epoch + 1}, {position}/{self.batches.steps_in(epoch)}"
         self.log.say(f"resumed step {found.step}: weights, optimizer, rng, data position ({where})")
         self.log.event("resume", step=found.step, **self.facts)
+
+    def settle(self) -> None:
+        """The number format of products: as asked for, or the quicker one, found once and kept."""
+        asked, state = self.training.precision, self.state
+        if asked == "auto" and state.precision is None:
+            batch = self.lent().to(self.group.device)
+
+            def step(precision: Precision) -> None:
+                with autocast(self.group.device, precision):
+                    loss, _ = self.objective(batch)
+                loss.backward()
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad(set_to_none=True)
+
+            seed(self.training.seed, state.step)
+            found = quicker(step)
+            gain = found["fp32"] / found["bf16"]
+            state.precision = (
+                "bf16" if self.group.tell("bf16" if gain > 1.02 else "fp32") == "bf16" else "fp32"
+            )
+            self.log.say(
+                f"precision {state.precision}: a step in bf16 is {gain:.2f} times as fast as in fp32"
+            )
+            self.log.event("precision", chosen=state.precision, **found)
+        self.precision: Precision = asked if asked != "auto" else state.precision or "fp32"
 
     def parts(self) -> Iterator[Batch]:
         """This process's parts of every batch from here on, made in the background."""

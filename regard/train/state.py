@@ -15,6 +15,7 @@ import torch
 
 from regard.errors import CheckFailed, UsageError
 from regard.train.checkpoint import Checkpoint
+from regard.train.precision import Precision
 
 if TYPE_CHECKING:
     from regard.tasks.task import Task
@@ -33,6 +34,7 @@ class State:
     best, waits             the best evaluation so far, and how many came after it
     window_loss, _tokens    sums since the last line of metrics; `loss` is the mean on that line
     skipped                 steps in a row that were not finite
+    precision               what `precision: auto` chose
     """
 
     step: int = 0
@@ -46,6 +48,7 @@ class State:
     window_tokens: int = 0
     loss: float = 0.0
     skipped: int = 0
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)

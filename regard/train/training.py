@@ -25,7 +25,8 @@ class Training:
         optimizer: adamw, adafactor or muon.
         schedule: constant, linear, cosine, inverse_sqrt, noam or wsd.
         clip: the gradient's norm is cut to this; none never cuts.
-        precision: fp32, or bf16 for products in bfloat16 (weights stay fp32).
+        precision: fp32, or bf16 for products in bfloat16 (weights stay fp32), or auto: the one of both in
+            which a step is quicker, measured once when the run starts, said, and kept when it is resumed.
         compile: compile the model with torch.compile; pays on long runs where lengths are few.
         recompute: keep only the blocks' inputs and compute the rest again on the way back: less memory.
         ema: decay of a running average of the weights, such as 0.999, which is then evaluated and saved.
@@ -51,7 +52,7 @@ class Training:
     optimizer: Recipe[Optimizer] = of(Adamw)
     schedule: Recipe[Schedule] = of(Constant)
     clip: float | None = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
     compile: bool = False
     recompute: bool = False
     ema: float | None = None

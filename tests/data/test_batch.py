@@ -307,3 +307,12 @@ def test_a_forgotten_prefetch_ends_its_thread() -> None:
     while threads() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert threads() == 0
+
+
+def test_padding_is_the_share_of_empty_places() -> None:
+    batches = Batches(
+        [[3, 1], [5, 4], [2, 2]], lambda numbers, epoch: Batch(list(numbers)), size=2, shuffle=False
+    )
+    # two rows of 5 + 4 places and one of 2 + 2; 17 tokens
+    assert batches.padding() == pytest.approx(1 - 17 / 22)
+    assert Batches(3, lambda numbers, epoch: Batch(list(numbers)), size=2).padding() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 import regard
+import regard.train.session
 from regard.errors import DataError, UsageError
 from regard.nn.position import T5Bias
 from regard.save import load_model
 from regard.train import NonFinite, checkpoint
+from regard.train.precision import Precision, quicker
 from tests.train.compare import assert_same, final, losses
 from tests.train.toy import SAMPLES, Counting, go, recipe, training
 
@@ -150,6 +153,38 @@ def test_bf16_is_near_fp32_and_keeps_weights_in_fp32(tmp_path: Path) -> None:
     one, other = losses(tmp_path / "fp32"), losses(tmp_path / "bf16")
     assert one != other and one == pytest.approx(other, rel=0.05)
     assert {w.dtype for w in final(tmp_path / "bf16").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("faster", ["fp32", "bf16"])
+def test_auto_takes_the_quicker_format_and_keeps_it(
+    faster: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits as when it had been asked for; resumed on a machine that finds otherwise, too."""
+    slower: Precision = "bf16" if faster == "fp32" else "fp32"
+
+    def says(best: Precision) -> None:
+        def found(step: Callable[[Precision], None]) -> dict[Precision, float]:
+            step("fp32")
+            step("bf16")  # neither leaves a trace
+            return {each: 1.0 if each == best else 2.0 for each in (faster, slower)}
+
+        monkeypatch.setattr(regard.train.session, "quicker", found)
+
+    says(faster)
+    go(tmp_path / "asked", steps=6, precision=faster)
+    go(tmp_path / "auto", steps=3, precision="auto")
+    says(slower)
+    go(tmp_path / "auto", steps=6, precision="auto", resume=True)
+    wanted, found = final(tmp_path / "asked"), final(tmp_path / "auto")
+    assert all(torch.equal(weight, found[name]) for name, weight in wanted.items())
+    told = [json.loads(line) for line in (tmp_path / "auto" / "events.jsonl").read_text().splitlines()]
+    assert [event["chosen"] for event in told if event["event"] == "precision"] == [faster]
+
+
+def test_both_formats_take_turns_and_the_best_counts() -> None:
+    asked: list[Precision] = []
+    found = quicker(asked.append, rounds=2)
+    assert asked == ["fp32", "bf16"] * 3 and set(found) == {"fp32", "bf16"}
 
 
 def test_not_finite_stops_before_the_weights(tmp_path: Path) -> None:
