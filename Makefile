@@ -4,7 +4,7 @@
 #   make test    the whole test suite
 #   make check   ruff and mypy
 #   make prove   every law for every system, and the long experiments; writes docs/PROOFS.md
-#   make bench   speed against installed peers
+#   make bench   speed against installed peers; writes bench/RESULTS.md
 #   make docs    regenerate docs/systems.md, docs/parts.md and the pictures
 
 PYTHON ?= python3
@@ -56,12 +56,7 @@ prove: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -m prove --timeout 7200 tests
 
 bench: $(VENV)/.bench
-	$(BIN)/python bench/train.py
-	$(BIN)/python bench/decode.py
-	$(BIN)/python bench/length.py
-	$(BIN)/python bench/context.py
-	$(BIN)/python bench/slide.py
-	$(BIN)/python bench/span.py
+	$(BIN)/python bench/page.py
 
 docs: $(VENV)/.installed
 	$(BIN)/regard systems --markdown > docs/systems.md

@@ -3,6 +3,8 @@
 A number of one library means little by itself; the ratio of two that ran side by side means much. So each
 round runs every contender once, in an order that rotates, and the ratios are made within rounds. How much of
 the processors other programs took meanwhile is measured and said.
+
+A library may take part in variants, `transformers` and `transformers, bf16`: it is judged by its best.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ class Case:
         unit: what is counted, a second
         work: how many of them one run does
         contenders: name -> function that sets up and returns the run; regard first
+        limit: what the machine would allow, in the same unit, if nothing else cost time
     """
 
     name: str
     unit: str
     work: float
     contenders: dict[str, Make]
+    limit: float | None = None
 
 
 @dataclass
@@ -57,10 +61,24 @@ class Result:
     rates: dict[str, list[float]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     foreign: list[float] = field(default_factory=list)
+    limit: float | None = None
+
+    def best(self) -> dict[str, str]:
+        """Of each library the variant with the highest median."""
+        found: dict[str, str] = {}
+        for name, each in self.rates.items():
+            library = name.split(", ")[0]
+            if library not in found or statistics.median(each) > statistics.median(
+                self.rates[found[library]]
+            ):
+                found[library] = name
+        return found
 
     def ratios(self, peer: str) -> list[float]:
-        """regard's rate over the peer's, round by round: above 1 regard is faster."""
-        return [ours / theirs for ours, theirs in zip(self.rates["regard"], self.rates[peer], strict=True)]
+        """regard's best rate over the peer's best, round by round: above 1 regard is faster."""
+        best = self.best()
+        both = zip(self.rates[best["regard"]], self.rates[best[peer]], strict=True)
+        return [ours / theirs for ours, theirs in both]
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -68,18 +86,23 @@ class Result:
             name: {"median": statistics.median(each), "min": min(each), "max": max(each), "rounds": each}
             for name, each in self.rates.items()
         }
-        ratios = {}
-        for peer in self.rates:
-            if peer != "regard" and "regard" in self.rates:
+        ratios, best = {}, self.best()
+        for peer in best:
+            if peer != "regard" and "regard" in best:
                 each = self.ratios(peer)
                 ratios[peer] = {"median": statistics.median(each), "min": min(each), "max": max(each)}
-        slowest = max(ratios, key=lambda peer: ratios[peer]["median"], default=None)
         return {
             "case": self.case,
             "unit": self.unit,
             "rates": rows,
+            "best": best,
             "regard_over": ratios,
-            "slowest_peer": slowest,
+            "slowest_peer": max(ratios, key=lambda peer: ratios[peer]["median"], default=None),
+            "best_peer": min(ratios, key=lambda peer: ratios[peer]["median"], default=None),
+            "limit": self.limit,
+            "of_limit": rows[best["regard"]]["median"] / self.limit
+            if self.limit and "regard" in best
+            else None,
             "absent": self.absent,
             "foreign_cores": statistics.median(self.foreign) if self.foreign else 0.0,
         }
@@ -107,7 +130,7 @@ class Load:
 
 def race(case: Case, rounds: int) -> Result:
     """Set every contender up, warm it up, then let them take turns."""
-    result = Result(case.name, case.unit)
+    result = Result(case.name, case.unit, limit=case.limit)
     runs: dict[str, Run] = {}
     for name, make in case.contenders.items():
         try:
@@ -138,16 +161,19 @@ def race(case: Case, rounds: int) -> Result:
 def show(result: Result) -> None:
     """A table for people."""
     facts = result.summary()
-    print(f"\n{result.case}   ({result.unit}; median, min - max of {len(result.rates['regard'])} rounds)")
-    print(f"  {'':28}{result.unit:>12}{'spread':>22}   {'regard is':>10}{'spread':>16}")
+    rounds = len(next(iter(result.rates.values())))
+    print(f"\n{result.case}   ({result.unit}; median, min - max of {rounds} rounds)")
+    print(f"  {'':36}{result.unit:>12}{'spread':>22}   {'regard is':>10}{'spread':>16}")
+    libraries = {variant: library for library, variant in facts["best"].items()}
     for name, rate in facts["rates"].items():
-        line = f"  {name:28}{rate['median']:12,.1f}{rate['min']:12,.1f} -{rate['max']:8,.1f}"
-        if name in facts["regard_over"]:
-            ratio = facts["regard_over"][name]
+        line = f"  {name:36}{rate['median']:12,.1f}{rate['min']:12,.1f} -{rate['max']:8,.1f}"
+        if (ratio := facts["regard_over"].get(libraries.get(name))) is not None:
             line += f"   {ratio['median']:9.2f}x{ratio['min']:9.2f} -{ratio['max']:5.2f}"
         print(line)
+    if facts["limit"]:
+        print(f"  {'limit of the machine':36}{facts['limit']:12,.1f}{'':22}   {facts['of_limit']:9.2f} of it")
     for name, reason in result.absent.items():
-        print(f"  {name:28}not measured: {reason}")
+        print(f"  {name:36}not measured: {reason}")
     if facts["foreign_cores"] > BUSY:
         taken = f"{facts['foreign_cores']:.2f}"
         print(f"  other programs took {taken} cores meanwhile: trust the ratios more than the rates")
@@ -170,6 +196,24 @@ def arguments(
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     return options
+
+
+def peaks(size: int = 1536, seconds: float = 1.0) -> dict[str, float]:
+    """What the machine can do at best: operations a second of large products, bytes a second read."""
+    big = torch.ones(1 << 26)  # far beyond every cache
+    tries: dict[str, tuple[float, Run]] = {"read": (4.0 * big.numel(), big.sum)}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+        tries[name] = 2.0 * size**3, lambda a=a, b=b: a @ b  # type: ignore[misc]
+    found = {}
+    for name, (work, run) in tries.items():
+        best, end = 0.0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            run()
+            best = max(best, work / (time.perf_counter() - start))
+        found[name] = best
+    return found
 
 
 def machine(threads: int) -> dict[str, Any]:

@@ -1,29 +1,39 @@
 """Training steps of the same GPT in several libraries: forward, loss, backward, clip, AdamW.
 
-    python bench/train.py [--rounds 5] [--quick] [--json] [--bf16]
+    python bench/train.py [--rounds 5] [--quick] [--json] [--plain]
 
 small   4 layers x 128, length 64, batch 12 (nanoGPT's recipe for processors)
 medium  6 layers x 384, length 256, batch 16
 
-Everyone gets the same batches, no dropout, tied embeddings and torch's fused AdamW.
+Everyone gets the same batches, no dropout, tied embeddings and torch's fused AdamW, in fp32 and with bf16
+autocast, as it is and compiled; a library is judged by its best. The limit is that of large bf16 products,
+measured in the same run, over nanoGPT's count: 6 weights + 12 layers x width x length operations a token.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import Case, Run, arguments, report
+from common import Case, Run, arguments, peaks, report
 from peers import TorchGpt, hf_gpt, regard_gpt, x_gpt
 from torch import Tensor, nn
+
+from regard.train.precision import compile_model
 
 SMALL = {"vocab": 65, "width": 128, "heads": 4, "layers": 4, "length": 64}
 MEDIUM = {"vocab": 65, "width": 384, "heads": 6, "layers": 6, "length": 256}
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Contender = Callable[[bool, bool], Run]  # bf16 or not, compiled or not
+
+
+VARIANTS = {"": (False, False), ", bf16": (True, False), ", compiled": (False, True)}
+VARIANTS[", bf16, compiled"] = True, True
 
 
 def steps(model: nn.Module, loss: Loss, ids_BL: Tensor, count: int, bf16: bool) -> Run:
@@ -47,20 +57,28 @@ def steps(model: nn.Module, loss: Loss, ids_BL: Tensor, count: int, bf16: bool) 
     return run
 
 
-def case(name: str, sizes: dict[str, int], batch: int, count: int, bf16: bool) -> Case:
-    """The same step, five times."""
+def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool, peak: float) -> Case:
+    """The same step, by everybody, in all variants."""
     random = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(sizes["vocab"], (batch, sizes["length"] + 1), generator=random)
     work = batch * sizes["length"]
 
-    def plain(model: nn.Module, logits: Callable[[Any], Tensor]) -> Run:
-        def loss(x_BL: Tensor, y_BL: Tensor) -> Tensor:
-            return F.cross_entropy(logits(model(x_BL)).flatten(0, 1), y_BL.flatten())
+    def peer(make: Callable[..., nn.Module], logits: Callable[[Any], Tensor]) -> Contender:
+        def start(bf16: bool, compiled: bool) -> Run:
+            model = make(**sizes)
+            called = torch.compile(model) if compiled else model
 
-        return steps(model, loss, ids_BL, count, bf16)
+            def loss(x_BL: Tensor, y_BL: Tensor) -> Tensor:
+                return F.cross_entropy(logits(called(x_BL)).flatten(0, 1), y_BL.flatten())
 
-    def ours() -> Run:
+            return steps(model, loss, ids_BL, count, bf16)
+
+        return start
+
+    def ours(bf16: bool, compiled: bool) -> Run:
         model = regard_gpt(**sizes)
+        if compiled:
+            compile_model(model)
 
         def loss(x_BL: Tensor, y_BL: Tensor) -> Tensor:
             value: Tensor = model.head.loss(model.states(x_BL), y_BL) / work
@@ -68,29 +86,35 @@ def case(name: str, sizes: dict[str, int], batch: int, count: int, bf16: bool) -
 
         return steps(model, loss, ids_BL, count, bf16)
 
-    contenders = {
+    libraries: dict[str, Contender] = {
         "regard": ours,
-        "transformers": lambda: plain(hf_gpt(**sizes), lambda out: out.logits),
-        "x-transformers": lambda: plain(x_gpt(**sizes), lambda out: out),
-        "torch.nn.TransformerEncoder": lambda: plain(TorchGpt(**sizes), lambda out: out),
+        "transformers": peer(hf_gpt, lambda out: out.logits),
+        "x-transformers": peer(x_gpt, lambda out: out),
+        "torch.nn": peer(TorchGpt, lambda out: out),
     }
-    precision = "bf16" if bf16 else "fp32"
+    contenders = {
+        f"{library}{variant}": partial(start, *how)
+        for library, start in libraries.items()
+        for variant, how in VARIANTS.items()
+        if not (plain and variant)
+    }
+    weights = 12 * sizes["layers"] * sizes["width"] ** 2 + sizes["vocab"] * sizes["width"]
+    limit = peak / (6 * weights + 12 * sizes["layers"] * sizes["width"] * sizes["length"])
     shape = f"{sizes['layers']} x {sizes['width']}, length {sizes['length']}, batch {batch}"
-    return Case(f"training, {name}: {shape}, {precision}", "tokens/s", count * work, contenders)
+    return Case(f"training, {name}: {shape}", "tokens/s", count * work, contenders, limit)
 
 
 def main() -> None:
     """Run all cases."""
 
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--bf16", action="store_true", help="also with bf16 autocast")
+        parser.add_argument("--plain", action="store_true", help="fp32, not compiled, only")
 
     options = arguments(__doc__ or "", 5, add)
-    cases = []
-    for bf16 in (False, True) if options.bf16 else (False,):
-        cases.append(case("small", SMALL, 12, 2 if options.quick else 20, bf16))
-        cases.append(case("medium", MEDIUM, 16, 1, bf16))
-    report("train", options, cases)
+    found = peaks()
+    small = case("small", SMALL, 12, 2 if options.quick else 20, options.plain, found["bf16"])
+    medium = case("medium", MEDIUM, 16, 1, options.plain, found["bf16"])
+    report("train", options, [small, medium], peaks=found)
 
 
 if __name__ == "__main__":

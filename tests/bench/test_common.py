@@ -44,3 +44,11 @@ def test_ratios_are_made_within_rounds() -> None:
     assert facts["regard_over"]["b"] == {"median": 1.0, "min": 0.5, "max": 1.0}
     assert facts["rates"]["regard"]["median"] == 8.0
     assert facts["slowest_peer"] == "a"
+
+
+def test_a_library_is_judged_by_its_best_variant() -> None:
+    rates = {"regard": [1.0, 1.0], "regard, bf16": [3.0, 6.0], "a": [2.0, 2.0], "a, bf16": [1.0, 1.0]}
+    facts = Result("case", "things/s", rates, limit=9.0).summary()
+    assert facts["best"] == {"regard": "regard, bf16", "a": "a"}
+    assert facts["regard_over"] == {"a": {"median": 2.25, "min": 1.5, "max": 3.0}}
+    assert facts["of_limit"] == 0.5 and facts["best_peer"] == "a"
