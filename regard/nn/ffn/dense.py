@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.dims import Dims
 from regard.nn.context import Context
 from regard.nn.ffn.ffn import ACTIVATIONS, FFN, Activation
+from regard.nn.product import Linear
 from regard.spec import part
 
 
@@ -35,8 +36,8 @@ class Dense(FFN):
     ) -> None:
         super().__init__()
         hidden = hidden or 4 * dims.width
-        self.up = nn.Linear(dims.width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, dims.width, bias=bias)
+        self.up = Linear(dims.width, hidden, bias=bias)
+        self.down = Linear(hidden, dims.width, bias=bias)
         self.bend, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:

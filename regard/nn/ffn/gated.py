@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.dims import Dims
 from regard.nn.context import Context
 from regard.nn.ffn.ffn import ACTIVATIONS, FFN, Activation
+from regard.nn.product import Linear
 from regard.spec import part
 
 
@@ -37,8 +38,8 @@ class Gated(FFN):
     ) -> None:
         super().__init__()
         hidden = hidden or -(-8 * dims.width // 24) * 8
-        self.up = nn.Linear(dims.width, 2 * hidden, bias=bias)
-        self.down = nn.Linear(hidden, dims.width, bias=bias)
+        self.up = Linear(dims.width, 2 * hidden, bias=bias)
+        self.down = Linear(hidden, dims.width, bias=bias)
         self.bend, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.dims import Dims
 from regard.nn.head.head import Head
+from regard.nn.product import product
 from regard.spec import part
 
 
@@ -33,4 +33,4 @@ class Linear(Head):
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """W x."""
-        return F.linear(x_BLD if self.factor == 1.0 else x_BLD * self.factor, self.weight, self.bias)
+        return product(x_BLD if self.factor == 1.0 else x_BLD * self.factor, self.weight, self.bias)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.dims import Dims
 from regard.nn.ffn import ACTIVATIONS, Activation
 from regard.nn.head.head import Head
 from regard.nn.norm import Layer, Norm
+from regard.nn.product import Linear, product
 from regard.spec import Recipe, of, part
 
 
@@ -33,7 +33,7 @@ class Masked(Head):
         norm: Recipe[Norm] = of(Layer, eps=1e-12),
     ) -> None:
         super().__init__()
-        self.turn, self.norm = nn.Linear(dims.width, dims.width), norm.build(dims)
+        self.turn, self.norm = Linear(dims.width, dims.width), norm.build(dims)
         self.weight = nn.Parameter(torch.empty(vocab, dims.width))
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.bend = ACTIVATIONS[activation]
@@ -41,4 +41,4 @@ class Masked(Head):
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """E norm(f(W x + c)) + b."""
-        return F.linear(self.norm(self.bend(self.turn(x_BLD))), self.weight, self.bias)
+        return product(self.norm(self.bend(self.turn(x_BLD))), self.weight, self.bias)

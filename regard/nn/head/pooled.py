@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.dims import Dims
 from regard.nn.head.head import Cost, Head, nll
+from regard.nn.product import Linear, product
 from regard.spec import part
 
 
@@ -36,7 +36,7 @@ class Pooled(Head):
     ) -> None:
         super().__init__()
         self.take = take
-        self.turn = nn.Linear(dims.width, dims.width) if turn else None
+        self.turn = Linear(dims.width, dims.width) if turn else None
         self.weight = nn.Parameter(torch.empty(classes, dims.width))
         self.bias = nn.Parameter(torch.zeros(classes))
         self.dropout = nn.Dropout(dropout)
@@ -47,7 +47,7 @@ class Pooled(Head):
         pool_BD = self._pool(x_BLD, pos_BL)
         if self.turn is not None:
             pool_BD = self.turn(pool_BD).tanh()
-        return F.linear(self.dropout(pool_BD), self.weight, self.bias)
+        return product(self.dropout(pool_BD), self.weight, self.bias)
 
     def loss(
         self, x_BLD: Tensor, target_BL: Tensor, cost: Cost = nll, pos_BL: Tensor | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.dims import Dims
 from regard.errors import UsageError
@@ -14,6 +14,7 @@ from regard.nn.context import Context
 from regard.nn.mixer.mixer import Mixer
 from regard.nn.pattern import Full, Pattern
 from regard.nn.position import Position
+from regard.nn.product import Linear
 from regard.nn.recent import joined
 from regard.nn.score import Dot, Score
 from regard.spec import Recipe, of, part
@@ -74,12 +75,12 @@ class Attention(Mixer):
         asks, answers = self.heads * self.size, 2 * self.groups * self.size
         if cross:
             self.q, self.kv = (
-                nn.Linear(dims.width, asks, bias=bias),
-                nn.Linear(dims.width, answers, bias=bias),
+                Linear(dims.width, asks, bias=bias),
+                Linear(dims.width, answers, bias=bias),
             )
         else:
-            self.qkv = nn.Linear(dims.width, asks + answers, bias=bias)
-        self.out = nn.Linear(asks, dims.width, bias=bias)
+            self.qkv = Linear(dims.width, asks + answers, bias=bias)
+        self.out = Linear(asks, dims.width, bias=bias)
         self.score, self.pattern = score.build(dims), pattern.build(dims)
         self.position = position.build(dims.but(layers=1)) if position else None  # its own: one layer's
         self.compress = compress.build(dims.but(heads=self.groups, head=self.size)) if compress else None

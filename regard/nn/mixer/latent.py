@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.dims import Dims
 from regard.errors import UsageError
@@ -14,6 +14,7 @@ from regard.nn.mixer.mixer import Mixer
 from regard.nn.norm import Rms
 from regard.nn.pattern import Full, Pattern
 from regard.nn.position import Position, TransformerXL
+from regard.nn.product import Linear
 from regard.nn.score import Dot
 from regard.spec import Recipe, of, part
 
@@ -56,13 +57,13 @@ class Latent(Mixer):
         super().__init__()
         self.heads, self.size, self.dropout = dims.heads, dims.size, dropout
         self.rank, self.shared = rank or 4 * self.size, shared or -(-self.size // 4) * 2  # pairs, for rotary
-        self.down = nn.Linear(dims.width, self.rank + self.shared, bias=False)
+        self.down = Linear(dims.width, self.rank + self.shared, bias=False)
         self.norm = Rms(dims.but(width=self.rank, head=self.size))
-        self.up = nn.Linear(self.rank, 2 * self.heads * self.size, bias=False)
-        self.q_down = nn.Linear(dims.width, queries, bias=False) if queries else None
+        self.up = Linear(self.rank, 2 * self.heads * self.size, bias=False)
+        self.q_down = Linear(dims.width, queries, bias=False) if queries else None
         self.q_norm = Rms(dims.but(width=queries, head=self.size)) if queries else None
-        self.q = nn.Linear(queries or dims.width, self.heads * (self.size + self.shared), bias=False)
-        self.out = nn.Linear(self.heads * self.size, dims.width, bias=False)
+        self.q = Linear(queries or dims.width, self.heads * (self.size + self.shared), bias=False)
+        self.out = Linear(self.heads * self.size, dims.width, bias=False)
         self.score = Dot(dims, scale=(self.size + self.shared) ** -0.5)
         self.pattern = pattern.build(dims)
         self.position = position.build(dims.but(layers=1)) if position else None

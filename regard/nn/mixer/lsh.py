@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.dims import Dims
 from regard.errors import UsageError
@@ -16,6 +16,7 @@ from regard.nn.context import Context
 from regard.nn.mixer.mixer import Mixer
 from regard.nn.pattern import Pattern
 from regard.nn.position import Position
+from regard.nn.product import Linear
 from regard.nn.rounds import NOBODY, Rounds, in_rounds
 from regard.nn.score import Dot
 from regard.spec import part
@@ -87,8 +88,8 @@ class Lsh(Mixer):
         self.factors = _factors(buckets, 2 * -(-dims.length // chunk))
         self.heads, self.size, self.rounds, self.chunk = dims.heads, dims.size, rounds, chunk
         self.mode, self.both = mode, both
-        self.qkv = nn.Linear(dims.width, 2 * self.heads * self.size, bias=bias)
-        self.out = nn.Linear(self.heads * self.size, dims.width, bias=bias)
+        self.qkv = Linear(dims.width, 2 * self.heads * self.size, bias=bias)
+        self.out = Linear(self.heads * self.size, dims.width, bias=bias)
         self.score = Dot(dims, scale=1.0)
         random = torch.Generator().manual_seed(seed)  # round after round: more rounds begin with the same
         rotation_RKF = torch.randn(rounds, self.size, sum(self.factors) // 2, generator=random)

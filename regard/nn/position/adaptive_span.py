@@ -15,6 +15,7 @@ from regard.nn.context import Context
 from regard.nn.pattern import Pattern, PerHead, Window
 from regard.nn.position.distance import blank, spread
 from regard.nn.position.position import Position
+from regard.nn.product import Linear
 from regard.spec import part
 
 NEVER = 1e-30  # in place of 0 under a logarithm
@@ -70,7 +71,7 @@ class AdaptiveSpan(Position):
         self.span = nn.Parameter(torch.full((dims.layers * dims.heads,), -4.0 if dynamic else start))
         self.keys = nn.Embedding(self.longest, dims.size) if relative else None
         self.look = nn.ModuleList(
-            nn.Linear(dims.width, dims.heads, bias=False) for _ in range(dims.layers if dynamic else 0)
+            Linear(dims.width, dims.heads, bias=False) for _ in range(dims.layers if dynamic else 0)
         )
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.nn.position.position import Position
 from regard.nn.position.sinusoidal import Form, waves
+from regard.nn.product import Linear
 from regard.spec import part
 
 
@@ -31,7 +32,7 @@ class Concatenated(Position):
         if place % 2 or place < 2:
             raise UsageError(f"Sinusoids come in pairs, so place must be even, but is {place}.")
         self.place, self.form = place, form
-        self.join = nn.Linear(dims.width + place, dims.width, bias=False)
+        self.join = Linear(dims.width + place, dims.width, bias=False)
 
     def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
         """W [x ; PE(pos)]."""

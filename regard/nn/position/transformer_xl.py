@@ -14,6 +14,7 @@ from regard.errors import UsageError
 from regard.nn.position.distance import blank, spread
 from regard.nn.position.position import Position
 from regard.nn.position.sinusoidal import waves
+from regard.nn.product import Linear
 from regard.spec import part
 
 _known: dict[tuple[object, ...], Tensor] = {}
@@ -58,7 +59,7 @@ class TransformerXL(Position):
         for both in (self.u, self.v):
             nn.init.normal_(both, std=0.02)
         self.keys = nn.ModuleList(
-            nn.Linear(dims.width, dims.heads * dims.size, bias=False) for _ in range(dims.layers)
+            Linear(dims.width, dims.heads * dims.size, bias=False) for _ in range(dims.layers)
         )
 
     def turn(self, q_BHLK: Tensor, k_BGLK: Tensor, i_BL: Tensor) -> tuple[Tensor, Tensor]:

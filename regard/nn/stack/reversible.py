@@ -15,6 +15,7 @@ from regard.nn.block import Block, Sublayer
 from regard.nn.context import Context
 from regard.nn.norm import Norm
 from regard.nn.position import Position
+from regard.nn.product import Linear
 from regard.nn.residual import Add
 from regard.nn.stack.sequential import Sequential
 from regard.spec import Recipe, part
@@ -63,7 +64,7 @@ class Reversible(Sequential):
         self.matrix = None
         if join == "matrix":
             self.leave = self._last(dims.but(width=2 * dims.width), leave)
-            self.matrix = nn.Linear(2 * dims.width, dims.width)
+            self.matrix = Linear(2 * dims.width, dims.width)
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Enter, go down on two streams, leave on one."""

@@ -1,0 +1,46 @@
+"""A matrix meets the stream: the one place where a linear layer is computed."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LEAST = 2**16  # smaller matrices lie in a cache, where one thread is as quick
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b, as torch's own; a single row is computed by all threads (see `product`)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x W^T + b."""
+        return product(input, self.weight, self.bias)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b.
+
+    One row, as when a model writes token by token, takes as long as the matrix takes to be read. On a CPU,
+    PyTorch leaves that to one thread, which reads half as fast as memory allows. As a batch of smaller
+    products, a share of the rows of W each, all threads read.
+    """
+    if x.numel() != x.shape[-1] or not _splits(x, weight):
+        return F.linear(x, weight, bias)
+    threads, (rows, width) = torch.get_num_threads(), weight.shape
+    share = rows // threads
+    column = x.reshape(1, width, 1).expand(threads, -1, -1)
+    y = torch.bmm(weight[: threads * share].view(threads, share, width), column).flatten()
+    if threads * share < rows:
+        y = torch.cat([y, torch.mv(weight[threads * share :], x.reshape(width))])
+    y = y if bias is None else y + bias
+    return y.view(*x.shape[:-1], rows)
+
+
+def _splits(x: Tensor, weight: Tensor) -> bool:
+    """Whether threads can share it: nothing is traced or learned, and the matrix is large and whole."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous()
+    if not plain or weight.numel() < LEAST or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.dtype == weight.dtype == torch.float32 and torch.get_num_threads() > 1

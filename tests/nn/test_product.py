@@ -1,0 +1,57 @@
+"""One row by all threads: the same numbers, and torch's own way wherever anything else is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.nn import product as module
+from regard.nn.product import Linear, product
+
+
+@pytest.fixture(params=[2, 3])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """So many threads, and no matrix too small for them."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(module, "LEAST", 1)
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (1, 1, 24)])
+@pytest.mark.parametrize("rows", [1, 2, 6, 31])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_row_is_the_product_of_its_shares(
+    threads: int, shape: tuple[int, ...], rows: int, biased: bool
+) -> None:
+    """Also where the rows of W do not divide among the threads, or are fewer."""
+    x, weight, bias = torch.randn(shape), torch.randn(rows, 24), torch.randn(rows) if biased else None
+    with torch.no_grad():
+        found = product(x, weight, bias)
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() < 1e-5
+
+
+def test_all_threads_are_asked_for_one_row_only(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for two, not where something is learned, not in half precision."""
+    split: list[int] = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: split.append(len(a)) or bmm(a, b))  # type: ignore[func-returns-value]
+    layer = Linear(24, 12)
+    layer(torch.randn(1, 24)).sum().backward()
+    assert layer.weight.grad is not None
+    with torch.no_grad():
+        layer(torch.randn(2, 24))
+        layer(torch.randn(0, 24))
+        product(torch.randn(1, 24).bfloat16(), torch.randn(12, 24).bfloat16())
+        product(torch.randn(1, 24), torch.randn(24, 12).mT)
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(torch.randn(1, 24))
+        assert not split
+        layer(torch.randn(1, 24))
+    assert split == [threads]
