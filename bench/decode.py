@@ -3,35 +3,41 @@
     python bench/decode.py [--rounds 5] [--quick] [--json]
 
 All weights are random and no answer may end early, so that every contender writes the same number of tokens:
-the speed of writing is timed, not the luck of when answers end. fp32.
+the speed of writing is timed, not the luck of when answers end. Each precision is a case of its own. The
+limit is the time in which memory yields the weights, as measured in the same run, once for each token.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from functools import partial
+from typing import Any, get_args
 
 import torch
-from common import Case, Run, arguments, report
+from common import Case, Make, Run, arguments, peaks, report
 from peers import ctranslate2_of, hf_gpt, hf_marian, regard_gpt, regard_translator, words, x_gpt
 
 from regard.decode import Rules, generate
+from regard.packed import Precision, packed
 
 GPT2 = {"vocab": 50257, "width": 768, "heads": 12, "layers": 12, "length": 1024}
 TINY = {"vocab": 8000, "width": 128, "heads": 4, "layers": 4, "hidden": 256, "length": 256}
 BEAM = 5
 
 
-def greedy(batch: int, prompt: int, new: int, threads: int, sizes: dict[str, int]) -> Case:
+def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int, read: float) -> Case:
     """Prompts of one length, greedy, with a cache."""
-    ids_BL = torch.randint(3, sizes["vocab"], (batch, prompt), generator=torch.Generator().manual_seed(0))
-    rows = ids_BL.tolist()
+    ids_BL = torch.randint(3, GPT2["vocab"], (batch, prompt), generator=torch.Generator().manual_seed(0))
+    rows, half = ids_BL.tolist(), precision == "bf16"
 
-    def ours() -> Run:
-        model = regard_gpt(**sizes).eval()
-        return lambda: _count(generate(model, rows, rules=Rules(length=new)), batch * new)
+    def ours(pack: bool) -> Run:
+        model = regard_gpt(**GPT2).eval()
+        ready = packed(model, precision) if pack else model
+        return lambda: _count(generate(ready, rows, rules=Rules(length=new)), batch * new)
 
     def transformers() -> Run:
-        model = hf_gpt(**sizes).eval()
+        model = hf_gpt(**GPT2).eval()
+        model = copy.deepcopy(model).bfloat16() if half else model
         options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
 
         def run() -> None:
@@ -44,7 +50,8 @@ def greedy(batch: int, prompt: int, new: int, threads: int, sizes: dict[str, int
     def x_transformers() -> Run:
         from x_transformers import AutoregressiveWrapper
 
-        model = AutoregressiveWrapper(x_gpt(**sizes)).eval()
+        model = AutoregressiveWrapper(x_gpt(**GPT2)).eval()
+        model = model.bfloat16() if half else model
 
         def run() -> None:
             with torch.no_grad():
@@ -53,8 +60,8 @@ def greedy(batch: int, prompt: int, new: int, threads: int, sizes: dict[str, int
 
         return run
 
-    def ctranslate2() -> Run:
-        writer = ctranslate2_of(hf_gpt(**sizes), "GPT2Loader", threads)
+    def ctranslate2(kind: str) -> Run:
+        writer = ctranslate2_of(hf_gpt(**GPT2), "GPT2Loader", threads, kind)
         given = [words(row) for row in rows]
 
         def run() -> None:
@@ -65,14 +72,17 @@ def greedy(batch: int, prompt: int, new: int, threads: int, sizes: dict[str, int
 
         return run
 
-    contenders = {
-        "regard": ours,
-        "transformers": transformers,
-        "x-transformers": x_transformers,
-        "CTranslate2": ctranslate2,
-    }
-    name = f"greedy, {sizes['layers']} x {sizes['width']}, batch {batch}, prompt {prompt}, {new} new tokens"
-    return Case(name, "tokens/s", batch * new, contenders)
+    contenders: dict[str, Make] = {"regard": partial(ours, precision != "fp32")}
+    if precision == "fp32" and batch > 1:
+        contenders["regard, packed"] = partial(ours, True)
+    if precision != "int8":
+        contenders |= {"transformers": transformers, "x-transformers": x_transformers}
+    if precision != "bf16":
+        contenders["CTranslate2"] = partial(ctranslate2, {"fp32": "float32", "int8": "int8"}[precision])
+    weights = 12 * GPT2["layers"] * GPT2["width"] ** 2 + GPT2["vocab"] * GPT2["width"]
+    limit = batch * read / (weights * {"fp32": 4, "bf16": 2, "int8": 1}[precision])
+    name = f"greedy, GPT-2 small, {precision}, batch {batch}, prompt {prompt}, {new} new tokens"
+    return Case(name, "tokens/s", batch * new, contenders, limit if batch == 1 else None)
 
 
 def beam(sentences: int, new: int, threads: int) -> Case:
@@ -82,11 +92,12 @@ def beam(sentences: int, new: int, threads: int) -> Case:
     rows = [torch.randint(3, vocab - 2, (8 + n % 12,), generator=random).tolist() for n in range(sentences)]
     sources = [[*row, 1] for row in rows]
 
-    def ours() -> Run:
+    def ours(pack: bool) -> Run:
         model = regard_translator(**TINY)
+        ready = packed(model) if pack else model
         rules = Rules(method="beam", beam=BEAM, alpha=1.0, length=new, min_length=new)
         prompts = [[2]] * sentences
-        return lambda: _count(generate(model, prompts, sources, rules, eos=1), sentences * new)
+        return lambda: _count(generate(ready, prompts, sources, rules, eos=1), sentences * new)
 
     def marian() -> Run:
         model = hf_marian(**TINY)
@@ -124,7 +135,8 @@ def beam(sentences: int, new: int, threads: int) -> Case:
 
         return run
 
-    contenders = {"regard": ours, "transformers Marian": marian, "CTranslate2": ctranslate2}
+    contenders = {"regard": partial(ours, False), "regard, packed": partial(ours, True)}
+    contenders |= {"transformers Marian": marian, "CTranslate2": ctranslate2}
     name = f"beam {BEAM}, 4 + 4 x 128 (hidden 256), {sentences} sentences of {new} tokens"
     return Case(name, "sentences/s", sentences, contenders)
 
@@ -138,12 +150,10 @@ def main() -> None:
     options = arguments(__doc__ or "", rounds=5)
     threads = options.threads
     new = 8 if options.quick else 32
-    cases = [
-        greedy(1, 32, new, threads, GPT2),
-        greedy(16, 32, new, threads, GPT2),
-        beam(16 if options.quick else 64, 10 if options.quick else 20, threads),
-    ]
-    report("decode", options, cases)
+    top, every = peaks(), get_args(Precision)
+    cases = [greedy(batch, 32, new, each, threads, top["read"]) for batch in (1, 16) for each in every]
+    cases.append(beam(16 if options.quick else 64, 10 if options.quick else 20, threads))
+    report("decode", options, cases, peaks=top)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def words(ids: list[int]) -> list[str]:
     return [f"w{token}" for token in ids]
 
 
-def ctranslate2_of(model: Any, loader: str, threads: int) -> Any:
+def ctranslate2_of(model: Any, loader: str, threads: int, kind: str = "float32") -> Any:
     """A CTranslate2 generator or translator with the weights of a transformers model."""
     import ctranslate2
     from ctranslate2.converters import transformers as converters
@@ -146,7 +146,7 @@ def ctranslate2_of(model: Any, loader: str, threads: int) -> Any:
     folder = Path(tempfile.mkdtemp(prefix="regard-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     spec.validate()
-    spec.optimize(quantization="float32")
+    spec.optimize(quantization=kind)
     spec.save(str(folder))
-    kind = ctranslate2.Translator if seq2seq else ctranslate2.Generator
-    return kind(str(folder), device="cpu", inter_threads=1, intra_threads=threads, compute_type="float32")
+    writer = ctranslate2.Translator if seq2seq else ctranslate2.Generator
+    return writer(str(folder), device="cpu", inter_threads=1, intra_threads=threads, compute_type=kind)

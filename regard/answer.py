@@ -7,11 +7,14 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.data.text import LONGEST, Lines, read_lines, write_lines
 from regard.errors import DataError, UsageError
 from regard.loaded import InputError, Loaded, Side, load
+
+if TYPE_CHECKING:
+    from regard.packed import Precision
 
 CHUNK = 512  # lines answered together; the first answers appear before a long file is read
 
@@ -24,13 +27,14 @@ def answer(
     rules: dict[str, Any],
     truncate: Side | None,
     as_json: bool,
+    precision: Precision | None = None,
 ) -> None:
     """Answer inputs from the command line, a file or standard input; print, or write the file at once."""
     if inputs and file:
         raise UsageError("inputs and --file cannot both be given.")
     if rules.get("nbest", 1) > 1 and not as_json:
         raise UsageError("--nbest gives several answers for each line, so it needs --json.")
-    loaded = load(run)
+    loaded = load(run, precision)
     loaded.rules(rules)  # wrong options are refused before anything is read
     limit, length = loaded.model.limit, rules.get("length") or 0
     if limit is not None and length > limit:

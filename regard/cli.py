@@ -275,6 +275,10 @@ def evaluate(
         Literal["train", "valid", "test"], typer.Option(help="Which data to measure on.")
     ] = "test",
     limit: Annotated[int | None, typer.Option(help="Measure on this many samples only.", min=1)] = None,
+    precision: Annotated[
+        Literal["fp32", "bf16", "int8"] | None,
+        typer.Option(help="Measure the model as `predict` has it with this option."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure a trained model on a split.
@@ -283,7 +287,7 @@ def evaluate(
     """
     from regard import launch
 
-    figures = launch.evaluate(run, split, limit, overrides or [])
+    figures = launch.evaluate(run, split, limit, overrides or [], precision)
     say(figures, json, lambda: launch.figures_line(figures))
 
 
@@ -314,6 +318,10 @@ def predict(
         Literal["full", "int8"] | None,
         typer.Option(help="int8 keeps keys and values in a quarter of the bytes."),
     ] = None,
+    precision: Annotated[
+        Literal["fp32", "bf16", "int8"] | None,
+        typer.Option(help="Weights laid out for quick answers on a CPU; int8 is a little less exact."),
+    ] = None,
     draft: Annotated[
         int | None,
         typer.Option(help="Guess this many tokens ahead: the same answers, one at a time, sooner.", min=0),
@@ -339,7 +347,7 @@ def predict(
         "cache": cache, "draft": draft,
     }  # fmt: skip
     given = {name: value for name, value in rules.items() if value is not None}
-    answer(run, inputs or None, file, out, given, truncate, json)
+    answer(run, inputs or None, file, out, given, truncate, json, precision)
 
 
 @verb

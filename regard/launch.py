@@ -18,6 +18,7 @@ from regard.strict_yaml import dump
 if TYPE_CHECKING:
     from regard.data.synthetic import Split
     from regard.model import Model
+    from regard.packed import Precision
     from regard.tasks import Task
     from regard.train import Summary
 
@@ -182,7 +183,11 @@ def dry_run(recipe: str | Path, overrides: Sequence[str] = ()) -> str:
 
 
 def evaluate(
-    run: str | Path, split: Split = "test", limit: int | None = None, overrides: Sequence[str] = ()
+    run: str | Path,
+    split: Split = "test",
+    limit: int | None = None,
+    overrides: Sequence[str] = (),
+    precision: Precision | None = None,
 ) -> dict[str, Any]:
     """Measure the model of a run folder on a split and keep the figures in RUN/eval/SPLIT.json."""
     from regard.data.text import write_lines
@@ -203,8 +208,12 @@ def evaluate(
     task, model = found.task.build(), load_model(folder / "model")
     task.prepare(folder)
     task.fit_to(model.dims)
+    if precision is not None:
+        from regard.packed import packed
+
+        model = packed(model, precision)
     figures = dict(task.evaluate(model, split, limit))
-    told = {"split": split, "limit": limit, "changed": list(overrides), **figures}
+    told = {"split": split, "limit": limit, "changed": list(overrides), "precision": precision, **figures}
     (folder / "eval").mkdir(exist_ok=True)
     write_lines(folder / "eval" / f"{split}.json", json.dumps(told, indent=1).splitlines())
     return {"split": split, **figures}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from regard.data.tokens import Tokens
     from regard.decode import Hypothesis, Rules
     from regard.model import Model
+    from regard.packed import Precision
     from regard.tasks import Task
 
 Side = Literal["left", "right"]
@@ -124,11 +125,24 @@ class Loaded:
         return self.task
 
 
-def load(path: str | Path) -> Loaded:
-    """Load a run folder (config.yaml, tokens, model) or a model folder (config.json, model.safetensors)."""
+def load(path: str | Path, precision: Precision | None = None) -> Loaded:
+    """Load a run folder (config.yaml, tokens, model) or a model folder (config.json, model.safetensors).
+
+    Options:
+        precision: fp32, bf16 or int8 makes the model ready to answer quickly on a CPU, and only that (see
+            `regard.packed`); None leaves it as it was saved
+    """
+    loaded = _load(Path(path))
+    if precision is not None:
+        from regard.packed import packed
+
+        loaded.model = packed(loaded.model, precision)
+    return loaded
+
+
+def _load(folder: Path) -> Loaded:
     from regard.save import load_model
 
-    folder = Path(path)
     if not folder.is_dir():
         raise UsageError(
             f"{folder} is no folder; give a run folder, such as runs/demo-dates, or a model folder."
