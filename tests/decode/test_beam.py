@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.decode import Hypothesis, Rules
-from regard.decode.beam import penalty, search
+from regard.decode.beam import largest, penalty, search
 from regard.decode.engine import Session
 from regard.decode.generate import generate
 from tests.decode.asked import EOS, Asked, Make
@@ -168,3 +168,15 @@ def test_finished_sentences_leave_the_batch(make: Make, monkeypatch: pytest.Monk
     generate(asked.model, asked.prompts, asked.sources, Rules(method="beam", beam=3))
     # sources of 1 to 4 tokens may have answers of 51 to 54; the last token of each is not read
     assert sizes == [12] * 50 + [9, 6, 3]
+
+
+@pytest.mark.parametrize("vocab", [5, 640, 1000, 10007])
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_the_largest_are_found_piece_by_piece(vocab: int, count: int) -> None:
+    random = torch.Generator().manual_seed(vocab + count)
+    x_NV = torch.randperm(7 * vocab, generator=random).view(7, vocab).float()  # no two alike
+    x_NV[0, : vocab // 2] = -torch.inf
+    x_NV[1] = torch.arange(vocab)  # all of the largest in the last pieces
+    count = min(count, vocab)
+    for ours, wanted in zip(largest(x_NV, count), x_NV.topk(count, dim=-1), strict=True):
+        assert torch.equal(ours, wanted)
