@@ -127,17 +127,15 @@ def candidates(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best 2 * beam continuations of each sentence: (log p, which hypothesis they continue, token).
 
-    Within one hypothesis the order of log p is the order of the logits, so the best of each are found before
-    anything is normalised, and only those compete across hypotheses.
+    The best of each hypothesis are found first, and only those compete across hypotheses.
     """
     B, N = alive_BN.shape
-    total_N = logits_NV.logsumexp(-1, keepdim=True)
+    logp_NV = logits_NV.log_softmax(-1)
     if banned is not None:
-        logits_NV = logits_NV.clone()
-        logits_NV[:, banned] = -torch.inf
-    x_NC, token_NC = largest(logits_NV, min(2 * beam, logits_NV.shape[-1]))
-    each = x_NC.shape[-1]
-    logp_BC = (alive_BN.view(B * N, 1) + (x_NC - total_N).double()).view(B, N * each)
+        logp_NV[:, banned] = -torch.inf
+    best_NC, token_NC = largest(logp_NV, min(2 * beam, logp_NV.shape[-1]))
+    each = best_NC.shape[-1]
+    logp_BC = (alive_BN.view(B * N, 1) + best_NC.double()).view(B, N * each)
     logp_BC, flat_BC = logp_BC.topk(min(2 * beam, N * each), dim=-1)
     return logp_BC, flat_BC // each, token_NC.view(B, N * each).gather(1, flat_BC)
 
@@ -170,11 +168,7 @@ def _move(session: Session, parent_BN: Tensor, stay_B: Tensor) -> None:
     B = len(parent_BN)
     before = len(session.logits_NV) // B
     first_B1 = torch.arange(B, device=parent_BN.device)[:, None] * before
-    index_N = (first_B1 + parent_BN)[stay_B].flatten()
-    if before == parent_BN.shape[1] and len(stay_B) == B:
-        session.shuffle(index_N)
-    else:
-        session.keep(index_N)
+    session.keep((first_B1 + parent_BN)[stay_B].flatten(), stay_B)
 
 
 def _cut_off(alive_N: Tensor, ids_NL: Tensor, alpha: float) -> list[Hypothesis]:

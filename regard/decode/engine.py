@@ -64,19 +64,13 @@ class Session:
         """Take the last tokens back, as if they had never been read."""
         self.cache.rollback(count)
 
-    def keep(self, index_N: Tensor) -> None:
-        """Let the next step go on with these rows, in this order; rows may be left out or repeated."""
-        self.cache.reorder(index_N)
+    def keep(self, index_N: Tensor, sources_B: Tensor | None = None) -> None:
+        """Let the next step go on with these rows, in this order; rows may be left out or repeated.
 
-    def shuffle(self, index_N: Tensor) -> None:
-        """As `keep`, where every row is replaced by one with the same prompt and source.
-
-        What was computed once from the source (cross-attention's keys and values) is the same then, and
-        stays.
+        Given `sources_B`, only these sources are kept, and each has equally many of the rows, one after the
+        other: what was computed once from a source stands there once.
         """
-        if torch.equal(index_N, torch.arange(len(index_N), device=index_N.device)):
-            return
-        self.cache.reorder(index_N, within=True)
+        self.cache.reorder(index_N, sources_B)
 
     def repeat(self, times: int) -> None:
         """Every row several times, one after the other."""

@@ -128,22 +128,31 @@ class Cache:
         """
         return None
 
-    def reorder(self, index_N: Tensor, within: bool = False) -> None:
+    def reorder(self, index_N: Tensor, sources_B: Tensor | None = None) -> None:
         """Keep these rows, in this order: beams that survive, requests that go on. May also repeat rows.
 
-        `within`: each row is replaced by one with the same prompt and source, so that what was computed once
-        from the source, and where tokens stand, is the same and need not move.
+        `sources_B`: what was computed once from the sources (an encoder's memory, its keys and values) is not
+        repeated with the rows, but kept for these sources; the rows are then as many for each, in order.
         """
-        for slot in self.slots.values():
-            if not (within and isinstance(slot, Kept)):
-                slot.pick(index_N)
-        if within:
+        unmoved = sources_B is not None and _in_order(sources_B, self.sources)
+        if unmoved and _in_order(index_N, self.batch):
             return
+        of_B = index_N if sources_B is None else sources_B
+        for slot in self.slots.values():
+            if not isinstance(slot, Kept):
+                slot.pick(index_N)
+            elif not unmoved:
+                slot.pick(of_B)
         if self._pos_BM is not None and self._pos_BM.shape[0] > 1:
             self._pos_BM = self._pos_BM.index_select(0, index_N)
-        if self.memory is not None:
-            self.memory = self.memory.pick(index_N)
+        if self.memory is not None and not unmoved:
+            self.memory = self.memory.pick(of_B)
         self.batch = len(index_N)
+
+    @property
+    def sources(self) -> int:
+        """How many sources there are: as many as rows, unless rows share them."""
+        return self.batch if self.memory is None else len(self.memory.x_BMD)
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` columns, as if they had never been fed."""
@@ -232,7 +241,7 @@ class Every(Slot):
         used = self.state[0].shape[2] if self.cache.capacity is not None else self.cache.length
         shape = (len(index_N), *self.state[0].shape[1:])
         if not self.other or self.other[0].shape != shape:
-            self.other = tuple(t.new_zeros(len(index_N), *t.shape[1:]) for t in self.state)
+            self.other = tuple(t.new_empty(len(index_N), *t.shape[1:]) for t in self.state)
         for old, new in zip(self.state, self.other, strict=True):
             torch.index_select(old[:, :, :used], 0, index_N, out=new[:, :, :used])
         self.state, self.other = self.other, self.state if self.state[0].shape == shape else ()
@@ -379,6 +388,11 @@ def _room(
     if held is not None:
         room.narrow(axis, 0, used).copy_(held.narrow(axis, 0, used))
     return room
+
+
+def _in_order(index_N: Tensor, count: int) -> bool:
+    """Whether these are 0 .. count - 1."""
+    return len(index_N) == count and torch.equal(index_N, torch.arange(count, device=index_N.device))
 
 
 def _bytes(t: Tensor) -> tuple[Tensor, Tensor]:

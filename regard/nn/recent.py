@@ -103,10 +103,10 @@ class Recent(Cache):
         keep = self.keep if reach is None else min(reach - 1, self.keep if self.keep is not None else reach)
         return slot.look(tuple(t.detach() for t in new), self.new_BL, keep)
 
-    def reorder(self, index_N: Tensor, within: bool = False) -> None:
+    def reorder(self, index_N: Tensor, sources_B: Tensor | None = None) -> None:
         """Keep these rows, in this order."""
-        super().reorder(index_N, within)
-        if self._next_B is not None and not within:
+        super().reorder(index_N, sources_B)
+        if self._next_B is not None:
             self._next_B = self._next_B.index_select(0, index_N)
 
     def rollback(self, count: int) -> None:

@@ -12,6 +12,7 @@ from regard.decode import Hypothesis, Rules
 from regard.decode.beam import largest, penalty, search
 from regard.decode.engine import Session
 from regard.decode.generate import generate
+from regard.nn.cache import Kept
 from tests.decode.asked import EOS, Asked, Make
 
 
@@ -180,3 +181,24 @@ def test_the_largest_are_found_piece_by_piece(vocab: int, count: int) -> None:
     count = min(count, vocab)
     for ours, wanted in zip(largest(x_NV, count), x_NV.topk(count, dim=-1), strict=True):
         assert torch.equal(ours, wanted)
+
+
+def test_beams_share_what_comes_from_their_source(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of a source stand once in the cache, however many beams look at them."""
+    asked = make(count=4)
+    if asked.sources is None:
+        return
+    held: list[tuple[int, int, int]] = []
+    step = Session.step
+
+    def watched(self: Session, ids_N: torch.Tensor) -> None:
+        step(self, ids_N)
+        assert self.cache.memory is not None
+        kept = [slot.state[0] for slot in self.cache.slots.values() if isinstance(slot, Kept)]
+        held.append((len(ids_N), len(self.cache.memory.x_BMD), len(kept[0])))
+
+    monkeypatch.setattr(Session, "step", watched)
+    for eos in range(11):
+        asked.answers(Rules(method="beam", beam=3, length=12), eos)
+    assert held and all(rows == 3 * sources == 3 * kept for rows, sources, kept in held)
+    assert len({sources for _, sources, _ in held}) > 1, "sentences that are over leave their keys behind"

@@ -95,6 +95,8 @@ class Attention(Mixer):
         q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK = (self._read if self.cross else self._mix)(
             x_BLD, ctx
         )
+        if q_BHLK.shape[0] > k_BGMK.shape[0]:
+            q_BHLK, ctx = self._together(q_BHLK, k_BGMK.shape[0], ctx)
         y_BHLK = attend(
             q_BHLK,
             k_BGMK,
@@ -107,7 +109,7 @@ class Attention(Mixer):
             raw_BHLK=raw_BHLK,
             dropout=self.dropout if self.training else 0.0,
         )
-        y_BLD: Tensor = self.out(y_BHLK.transpose(1, 2).flatten(2))
+        y_BLD: Tensor = self.out(y_BHLK.transpose(1, 2).reshape(*x_BLD.shape[:2], -1))
         return y_BLD
 
     def _mix(
@@ -174,6 +176,12 @@ class Attention(Mixer):
         k_BGMK, v_BGMK = make() if ctx.cache is None else ctx.cache.once(ctx.path, make)
         q_BHLK = self._split(self.q(x_BLD))
         return q_BHLK, k_BGMK, v_BGMK, memory.pos_BM, None, q_BHLK
+
+    def _together(self, q_NHLK: Tensor, sources: int, ctx: Context) -> tuple[Tensor, Context]:
+        """Rows that share a source, such as beams, ask it together: as queries of one row."""
+        q_BHLK = q_NHLK.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)
+        pos_NL = ctx.pos_BL.expand(q_NHLK.shape[0], -1)
+        return q_BHLK, ctx.but(pos_BL=pos_NL.reshape(sources, -1), plain=False)
 
     def _split(self, x_BLX: Tensor) -> Tensor:
         x_BHLK: Tensor = x_BLX.unflatten(-1, (-1, self.size)).transpose(1, 2)
