@@ -112,6 +112,7 @@ def hf_marian(vocab: int, width: int, heads: int, layers: int, hidden: int, leng
         max_position_embeddings=length,
         activation_function="relu",
         scale_embedding=True,
+        dropout=0.0,
         pad_token_id=vocab - 1,
         decoder_start_token_id=vocab - 1,
         eos_token_id=1,

@@ -2,8 +2,9 @@
 
     python bench/train.py [--rounds 5] [--quick] [--json] [--plain]
 
-small   4 layers x 128, length 64, batch 12 (nanoGPT's recipe for processors)
-medium  6 layers x 384, length 256, batch 16
+small       4 layers x 128, length 64, batch 12 (nanoGPT's recipe for processors)
+medium      6 layers x 384, length 256, batch 16
+translator  4 + 4 layers x 128, pairs as long as Multi30k's, sorted by length
 
 Everyone gets the same batches, no dropout, tied embeddings and torch's fused AdamW, in fp32 and with bf16
 autocast, as it is and compiled; a library is judged by its best. The limit is that of large bf16 products,
@@ -17,16 +18,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from common import Case, Run, arguments, peaks, report
-from peers import TorchGpt, hf_gpt, regard_gpt, x_gpt
+from peers import TorchGpt, hf_gpt, hf_marian, regard_gpt, regard_translator, x_gpt
 from torch import Tensor, nn
 
+from regard.data.batch import buckets, pad
+from regard.nn.context import places
 from regard.train.precision import compile_model
 
 SMALL = {"vocab": 65, "width": 128, "heads": 4, "layers": 4, "length": 64}
 MEDIUM = {"vocab": 65, "width": 384, "heads": 6, "layers": 6, "length": 256}
+TINY = {"vocab": 10000, "width": 128, "heads": 4, "layers": 4, "hidden": 256, "length": 256}
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Contender = Callable[[bool, bool], Run]  # bf16 or not, compiled or not
@@ -104,6 +109,67 @@ def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool, 
     return Case(f"training, {name}: {shape}", "tokens/s", count * work, contenders, limit)
 
 
+def translator(sentences: int, plain: bool) -> Case:
+    """4 + 4 layers x 128 on pairs as long as Multi30k's, sorted into batches of 4,096 tokens for all."""
+    random = np.random.default_rng(0)
+    lengths = random.normal(14, 4.5, (sentences, 2)).round().clip(4, 40).astype(np.int64)
+    rows = [[random.integers(3, TINY["vocab"] - 2, n) for n in pair] for pair in lengths]
+    batches = []
+    for numbers in buckets(lengths, 4096, 0, 0):
+        source_BM, target_BL = (pad([rows[n][side] for n in numbers]) for side in (0, 1))
+        given_BL = torch.cat([torch.full((len(numbers), 1), 2), target_BL[:, :-1]], 1)
+        batches.append((source_BM, given_BL, target_BL))
+
+    def trained(model: nn.Module, loss: Callable[..., Tensor], bf16: bool) -> Run:
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        parameters = list(model.parameters())
+
+        def run() -> None:
+            for batch in batches:
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    value = loss(*batch)
+                value.backward()
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        return run
+
+    def ours(bf16: bool) -> Run:
+        model = regard_translator(**TINY)
+
+        def loss(source_BM: Tensor, given_BL: Tensor, target_BL: Tensor) -> Tensor:
+            x_BLD = model.states(given_BL, places(given_BL), model.encode(source_BM))
+            value: Tensor = model.head.loss(x_BLD, target_BL) / int((target_BL >= 0).sum())
+            return value
+
+        return trained(model, loss, bf16)
+
+    def marian(bf16: bool) -> Run:
+        model = hf_marian(**TINY)
+        none = TINY["vocab"] - 1
+
+        def loss(source_BM: Tensor, given_BL: Tensor, target_BL: Tensor) -> Tensor:
+            out = model(
+                input_ids=source_BM.masked_fill(source_BM < 0, none),
+                attention_mask=(source_BM >= 0).long(),
+                decoder_input_ids=given_BL.masked_fill(given_BL < 0, none),
+            )
+            return F.cross_entropy(out.logits.flatten(0, 1), target_BL.flatten(), ignore_index=-1)
+
+        return trained(model, loss, bf16)
+
+    contenders = {
+        f"{library}{variant}": partial(start, bf16)
+        for library, start in {"regard": ours, "transformers Marian": marian}.items()
+        for variant, bf16 in {"": False, ", bf16": True}.items()
+        if not (plain and bf16)
+    }
+    name = f"training, translator: 4 + 4 x 128 (hidden 256), 10,000 words, {sentences} pairs"
+    return Case(name, "target tokens/s", float(lengths[:, 1].sum()), contenders)
+
+
 def main() -> None:
     """Run all cases."""
 
@@ -114,7 +180,8 @@ def main() -> None:
     found = peaks()
     small = case("small", SMALL, 12, 2 if options.quick else 20, options.plain, found["bf16"])
     medium = case("medium", MEDIUM, 16, 1, options.plain, found["bf16"])
-    report("train", options, [small, medium], peaks=found)
+    pairs = translator(200 if options.quick else 1200, options.plain)
+    report("train", options, [small, medium, pairs], peaks=found)
 
 
 if __name__ == "__main__":

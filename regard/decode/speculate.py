@@ -38,7 +38,8 @@ class Echo:
 
     def guess(self, count: int) -> list[int]:
         """Up to so many tokens that may follow."""
-        last, found = self.ids[-ORDER:], []
+        last: list[int] = self.ids[-ORDER:]
+        found: list[int] = []
         while len(found) < count:
             runs = (tuple(last[n:]) for n in range(len(last)))
             token = next((self.after[run] for run in runs if run in self.after), None)

@@ -58,7 +58,7 @@ def _short(
     with torch.autocast("cpu", enabled=False):  # scores of half precision would be too coarse
         q_BHLK, k_BGMK, v_BGMK = (t.to(wide) for t in (q, k, v))
         bias = None if bias is None else bias.to(wide)
-        y: Tensor = Short.apply(q_BHLK, k_BGMK, v_BGMK, scale, allow, bias, causal)  # type: ignore[no-untyped-call]
+        y: Tensor = Short.apply(q_BHLK, k_BGMK, v_BGMK, scale, allow, bias, causal)
     return y.to(v.dtype)
 
 
