@@ -259,7 +259,7 @@ def _find(source: str | Path, overrides: Sequence[str]) -> tuple[str, Recipe[Mod
 def _flops(model: Model, batch: int, length: int) -> int:
     """FLOPs of the matrix products of a forward pass."""
     own: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-    with FlopCounterMode(display=False, custom_mapping=own) as counter:
+    with FlopCounterMode(display=False, custom_mapping=own) as counter, torch.no_grad():
         _forward(model.eval(), batch, length)
     return int(counter.get_total_flops())
 

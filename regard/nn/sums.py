@@ -94,7 +94,7 @@ class Short(torch.autograd.Function):
                 w_XLM = torch.baddbmm(s_XLM, q_XLK, k_XMK[:, :seen].mT, alpha=scale)
             torch.softmax(w_XLM, -1, out=w_XLM)
             if allow is not None and not bool((sees := allow.any(-1, keepdim=True)).all()):
-                w_XLM.view(B, H, L, M).masked_fill_(~sees, 0.0)  # a query that may see nothing reads nothing
+                w_XLM.view(B, H, L, M).masked_fill_(~sees, 0.0)  # a query that sees nothing reads nothing
             y_XLK = torch.bmm(w_XLM, v_XMK[:, :seen])
             y_XRLK[:, :, start:end] = y_XLK.view(B * G, -1, end - start, y_XLK.shape[-1])
             kept.append(w_XLM)

@@ -104,8 +104,8 @@ def test_each_row_may_have_a_prefix_of_its_own(static: bool) -> None:
         cache = model.cache(3, 20 if static else None)
         first = model.states(ids[:, :12], places(ids[:, :12]), cache, prefix_B=prefix)
         rest = [model.states(ids[:, n : n + 1], None, cache, prefix_B=prefix) for n in range(12, 18)]
+        longer = model.states(ids, places(ids), prefix_B=torch.tensor([6, 1, 5]))
     assert (torch.cat([first, *rest], 1) - at_once)[ids >= 0].abs().max() < 1e-4
-    longer = model.states(ids, places(ids), prefix_B=torch.tensor([6, 1, 5]))
     assert (longer[0] - at_once[0]).abs().max() == 0
     assert (longer[2] - at_once[2]).abs().max() > 1e-3
 

@@ -148,7 +148,8 @@ def test_what_is_a_dot_product_goes_to_the_kernel(
     monkeypatch.setattr(regard.nn.sums.F, "scaled_dot_product_attention", watched)
     q, k, pos = torch.randn(1, H, L, K), torch.randn(1, 1, L, K), torch.arange(L)[None]
     part: Score = SCORES[score].build(DIMS)
-    attend(q, k, k, pos, Context(pos, True), score=part, pattern=Causal(DIMS))
+    with torch.no_grad():  # what learns from few tokens takes another way
+        attend(q, k, k, pos, Context(pos, True), score=part, pattern=Causal(DIMS))
     assert len(calls) == fuses
 
 
