@@ -28,7 +28,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     threads, (rows, width) = torch.get_num_threads(), weight.shape
     share = rows // threads
-    column = x.reshape(1, width, 1).expand(threads, -1, -1)
+    column = x.reshape(1, width).mT.expand(threads, -1, -1)  # this layout: another takes five times as long
     y = torch.bmm(weight[: threads * share].view(threads, share, width), column).flatten()
     if threads * share < rows:
         y = torch.cat([y, torch.mv(weight[threads * share :], x.reshape(width))])

@@ -38,35 +38,32 @@ def fused(
 
 
 def _is_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
-    """Whether something is learned on a CPU from so few scores that they can be kept, or from a bias.
+    """Whether something is learned on a CPU from a bias, or from few scores.
 
-    PyTorch's kernel is made for long sequences: on short ones it is slow, in bfloat16 above all, and where a
-    bias has a gradient it gives way to one that goes over the scores many times.
+    There PyTorch's kernel is slow: it is made for long sequences, and where a bias has a gradient it gives
+    way to another that goes over the scores many times.
     """
     if q.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
     if bias is not None and bias.requires_grad:
         return True
-    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-    return k.shape[2] <= SHORT and scores <= FEW and any(t.requires_grad for t in (q, k, v))
+    few = k.shape[2] <= SHORT and q.shape[:3].numel() * k.shape[2] <= FEW
+    return few and any(t.requires_grad for t in (q, k, v))
 
 
 def _short(
     q: Tensor, k: Tensor, v: Tensor, scale: float, allow: Tensor | None, bias: Tensor | None, causal: bool
 ) -> Tensor:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast("cpu", enabled=False):  # scores of half precision would be too coarse
-        q_BHLK, k_BGMK, v_BGMK = (t.to(wide) for t in (q, k, v))
-        bias = None if bias is None else bias.to(wide)
-        y: Tensor = Short.apply(q_BHLK, k_BGMK, v_BGMK, scale, allow, bias, causal)
-    return y.to(v.dtype)
+        y: Tensor = Short.apply(q, k, v, scale, allow, bias, causal)
+    return y
 
 
 class Short(torch.autograd.Function):
     """The same for short sequences: scores are written once, divided where they stand, and kept.
 
     A block of queries of a causal order meets only the keys up to its end. The bias has the gradient of the
-    scores.
+    scores. All is computed in float32, or in float64 if that is given.
     """
 
     @staticmethod
@@ -81,47 +78,61 @@ class Short(torch.autograd.Function):
         causal: bool,
     ) -> Tensor:
         (B, H, L, K), (G, M) = q.shape, k.shape[1:3]
-        q_XRLK = q.reshape(B * G, -1, L, K)  # the heads that share keys stand below each other
-        k_XMK, v_XMK = k.reshape(B * G, M, K), v.reshape(B * G, M, -1)
-        y_XRLK = q.new_empty(*q_XRLK.shape[:3], v_XMK.shape[-1])
-        added_XLM, blocks, kept = _added(q, k, allow, bias), list(_blocks(L, M, causal)), []
+        # the heads that share keys stand below each other: X rows of R heads
+        q_XRLK = _widened(q).mul_(scale).view(B * G, H // G, L, K)
+        k_XMK, v_XMK = _widened(k).view(B * G, M, K), _widened(v).view(B * G, M, -1)
+        added_XLM = _added(q_XRLK, (B, H, G, M), allow, bias)
+        blocks, kept, found = list(_blocks(L, M, causal)), [], []
         for start, end, seen in blocks:
             q_XLK = q_XRLK[:, :, start:end].reshape(B * G, -1, K)
-            s_XLM = _triangle(end - start, seen, q).repeat(q_XRLK.shape[1], 1)[None] if causal else added_XLM
+            s_XLM = _triangle(end - start, seen, H // G, q_XLK) if causal else added_XLM
             if s_XLM is None:
-                w_XLM = torch.bmm(q_XLK * scale, k_XMK.mT)
+                w_XLM = torch.bmm(q_XLK, k_XMK.mT)
             else:
-                w_XLM = torch.baddbmm(s_XLM, q_XLK, k_XMK[:, :seen].mT, alpha=scale)
+                w_XLM = torch.baddbmm(s_XLM, q_XLK, k_XMK[:, :seen].mT)
             torch.softmax(w_XLM, -1, out=w_XLM)
             if allow is not None and not bool((sees := allow.any(-1, keepdim=True)).all()):
                 w_XLM.view(B, H, L, M).masked_fill_(~sees, 0.0)  # a query that sees nothing reads nothing
-            y_XLK = torch.bmm(w_XLM, v_XMK[:, :seen])
-            y_XRLK[:, :, start:end] = y_XLK.view(B * G, -1, end - start, y_XLK.shape[-1])
+            found.append(torch.bmm(w_XLM, v_XMK[:, :seen]).view(B * G, H // G, end - start, -1))
             kept.append(w_XLM)
         ctx.save_for_backward(q_XRLK, k_XMK, v_XMK, *kept)
-        ctx.scale, ctx.blocks, ctx.shapes = scale, blocks, (q.shape, k.shape, v.shape)
-        ctx.bias = None if bias is None else bias.shape
-        return y_XRLK.view(B, H, L, -1)
+        ctx.scale, ctx.blocks, ctx.bias = scale, blocks, None if bias is None else (bias.shape, bias.dtype)
+        ctx.like = [(t.shape, t.dtype) for t in (q, k, v)]
+        return _joined(found).view(B, H, L, -1).to(v.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q_XRLK, k_XMK, v_XMK, *kept = ctx.saved_tensors
-        X, K = len(q_XRLK), q_XRLK.shape[-1]
-        dy_XRLK = grad.reshape(*q_XRLK.shape[:3], -1)
-        dq_XRLK, dk_XMK, dv_XMK = torch.empty_like(q_XRLK), torch.zeros_like(k_XMK), torch.zeros_like(v_XMK)
-        for (start, end, seen), w_XLM in zip(ctx.blocks, kept, strict=True):
+        X, R, L, K = q_XRLK.shape
+        dy_XRLK, found = _widened(grad).view(X, R, L, -1), []
+        for (start, end, seen), w_XLM in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             q_XLK, dy_XLK = (t[:, :, start:end].reshape(X, -1, t.shape[-1]) for t in (q_XRLK, dy_XRLK))
-            dv_XMK[:, :seen].baddbmm_(w_XLM.mT, dy_XLK)
             ds_XLM = torch.bmm(dy_XLK, v_XMK[:, :seen].mT)
             ds_XLM = torch._softmax_backward_data(ds_XLM, w_XLM, -1, w_XLM.dtype)
-            dq_XLK = torch.bmm(ds_XLM, k_XMK[:, :seen])
-            dq_XRLK[:, :, start:end] = dq_XLK.view(X, -1, end - start, K)
-            dk_XMK[:, :seen].baddbmm_(ds_XLM.mT, q_XLK, alpha=ctx.scale)
-        of_q, of_k, of_v = ctx.shapes
-        dbias = None if ctx.bias is None else ds_XLM.view(*of_q[:3], -1).sum_to_size(ctx.bias)
-        dq_XRLK *= ctx.scale
-        return dq_XRLK.view(of_q), dk_XMK.view(of_k), dv_XMK.view(of_v), None, None, dbias, None
+            found.append(torch.bmm(ds_XLM, k_XMK[:, :seen]).view(X, R, end - start, K))
+            dk, dv = torch.bmm(ds_XLM.mT, q_XLK), torch.bmm(w_XLM.mT, dy_XLK)
+            if len(found) == 1:  # the last block, which sees all keys
+                dk_XMK, dv_XMK = dk, dv
+            else:
+                dk_XMK[:, :seen] += dk
+                dv_XMK[:, :seen] += dv
+        slopes = _joined(found[::-1]).mul_(ctx.scale), dk_XMK, dv_XMK
+        dq, dk, dv = (t.view(shape).to(dtype) for t, (shape, dtype) in zip(slopes, ctx.like, strict=True))
+        dbias = None
+        if ctx.bias is not None:
+            dbias = ds_XLM.view(*ctx.like[0][0][:3], -1).sum_to_size(ctx.bias[0]).to(ctx.bias[1])
+        return dq, dk, dv, None, None, dbias, None
+
+
+def _widened(t: Tensor) -> Tensor:
+    """A copy in float32, or float64, whose numbers stand in order."""
+    wide = torch.float64 if t.dtype == torch.float64 else torch.float32
+    return torch.empty_like(t, dtype=wide, memory_format=torch.contiguous_format).copy_(t)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def _blocks(L: int, M: int, causal: bool) -> Iterator[tuple[int, int, int]]:
@@ -134,20 +145,20 @@ def _blocks(L: int, M: int, causal: bool) -> Iterator[tuple[int, int, int]]:
             yield start, end, end
 
 
-def _triangle(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Minus infinity where a key comes after its query, both last; else 0."""
-    return like.new_full((rows, columns), float("-inf")).triu_(columns - rows + 1)
+def _triangle(rows: int, columns: int, heads: int, like: Tensor) -> Tensor:
+    """Minus infinity where a key comes after its query, both last; else 0. Once for each head: (1, L, M)."""
+    one_LM = like.new_full((rows, columns), float("-inf")).triu_(columns - rows + 1)
+    return (one_LM if heads == 1 else one_LM.repeat(heads, 1))[None]
 
 
-def _added(q: Tensor, k: Tensor, allow: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """What scores begin with, (X or 1, L or 1, M): the bias, and minus infinity where nothing may be seen."""
-    (B, H, L, _), (G, M) = q.shape, k.shape[1:3]
+def _added(
+    like: Tensor, sizes: tuple[int, int, int, int], allow: Tensor | None, bias: Tensor | None
+) -> Tensor | None:
+    """What scores begin with, (X, L or 1, M): the bias, and minus infinity where nothing may be seen."""
+    (B, H, G, M), L = sizes, like.shape[2]
     if allow is None:
-        return None if bias is None else bias.expand(B, H, L, M).reshape(B * G, -1, M)
-    never = q.new_tensor(float("-inf"))
-    if bias is not None:
-        return torch.where(allow, bias, never).expand(B, H, L, M).reshape(B * G, -1, M)
-    s = torch.where(allow, q.new_zeros(()), never)
+        return None if bias is None else bias.to(like.dtype).expand(B, H, L, M).reshape(B * G, -1, M)
+    s = torch.where(allow, like.new_zeros(()) if bias is None else bias.to(like.dtype), float("-inf"))
     if s.shape[1] > 1 or s.shape[2] > 1:
         return s.expand(B, H, L, M).reshape(B * G, -1, M)
     return s.expand(B, G, 1, M).reshape(B * G, 1, M)

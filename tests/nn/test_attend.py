@@ -15,6 +15,7 @@ from torch.nn.attention import flex_attention
 
 import regard.nn.attend
 import regard.nn.blockwise
+import regard.nn.sums
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.laws.attention import ways_agree
@@ -38,7 +39,7 @@ from regard.nn.pattern import (
 )
 from regard.nn.position import Alibi, Position, Rotary, T5Bias
 from regard.nn.score import Dot, Score
-from regard.nn.sums import explicit, fused, shared
+from regard.nn.sums import Short, explicit, fused, shared
 from regard.spec import of
 
 H, K, L, B = 4, 4, 9, 2
@@ -248,6 +249,47 @@ def test_a_bias_that_learns_gets_the_gradient_of_the_scores(
 
     for ours, wanted in zip(found(False), found(True), strict=True):
         assert (ours - wanted).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("seen", ["causal", "all", "keys", "pairs"])
+def test_short_sequences_learn_as_long_ones(groups: int, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kept scores against those written out, in blocks of 4 queries, gradients too."""
+    monkeypatch.setattr(regard.nn.sums, "BLOCK", 4)
+    given = drawn((B, H, L, K), (B, groups, L, K), (B, groups, L, K + 2))
+    places = torch.rand(B, 1, L, L) < 0.3, torch.rand(B, 1, 1, L) < 0.7, torch.ones(L, L).tril().bool()
+    allow = {"all": None, "pairs": places[0], "keys": places[1], "causal": places[2]}[seen]
+
+    def found(written: bool) -> list[Tensor]:
+        q, k, v = (t.clone().requires_grad_() for t in given)
+        if written:
+            y = explicit(q @ shared(k, H).mT * 0.3, shared(v, H), allow, None, None, 0.0, Context(POS))
+        else:
+            causal = seen == "causal"
+            y = Short.apply(q, k, v, 0.3, None if causal else allow, None, causal)
+        weights = torch.arange(y.numel(), dtype=y.dtype).view(y.shape).cos()
+        return [y.detach(), *torch.autograd.grad((y * weights).sum(), (q, k, v))]
+
+    for ours, wanted in zip(found(False), found(True), strict=True):
+        assert (ours - wanted).abs().max() < 1e-9
+
+
+def test_short_sequences_in_half_precision_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As near to float64 as PyTorch's kernel is, and taken only where something is learned."""
+    taken: list[int] = []
+    short = regard.nn.sums._short
+    monkeypatch.setattr(regard.nn.sums, "_short", lambda *given: taken.append(1) or short(*given))  # type: ignore[func-returns-value]
+    exact = drawn((B, H, L, K), (B, H, L, K), (B, H, L, K))
+    wanted = F.scaled_dot_product_attention(*exact, is_causal=True)
+    halves = [t.bfloat16().requires_grad_() for t in exact]
+    near = fused(*halves, K**-0.5, None, None, True, 0.0)
+    assert taken and near.dtype == torch.bfloat16
+    with torch.no_grad():
+        kernel = fused(*halves, K**-0.5, None, None, True, 0.0)
+    assert len(taken) == 1
+    assert (near - wanted).abs().max() <= 1.2 * (kernel - wanted).abs().max()
+    near.sum().backward()
+    assert all(t.grad is not None and t.grad.dtype == torch.bfloat16 for t in halves)
 
 
 @pytest.mark.parametrize("how", WAYS)
