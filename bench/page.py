@@ -21,7 +21,7 @@ from typing import Any
 from common import BUSY, machine
 
 HERE = Path(__file__).parent
-BENCHES = ("train", "decode", "length", "context", "slide", "span")
+BENCHES = ("train", "decode", "draft", "length", "context", "slide", "span")
 PACKAGES = ("torch", "transformers", "x-transformers", "ctranslate2", "local-attention", "reformer-pytorch")
 
 

@@ -57,11 +57,15 @@ def _matrix(weight: Tensor, bias: Tensor | None, precision: Precision) -> Packed
 
 
 class Packed(nn.Module):
-    """y = x W^T + b, for any number of rows."""
+    """y = x W^T + b, for any number of rows.
+
+    packed_bytes is what one product reads.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.plain, self.laid, self.bias = weight, self.lay(weight), bias
+        self.packed_bytes = weight.nbytes
 
     @staticmethod
     def lay(weight: Tensor) -> Tensor:
@@ -81,6 +85,7 @@ class Half(Packed):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         nn.Module.__init__(self)
         self.laid, self.bias = self.lay(weight.bfloat16()), None if bias is None else bias.bfloat16()
+        self.packed_bytes = weight.nbytes // 2
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b, and back to float32."""
@@ -103,6 +108,7 @@ class Whole(Packed):
         whole = (weight / self.scale[:, None]).round().to(torch.int8)
         self.laid = cast(Tensor, torch.ops.onednn.qlinear_prepack(whole, None))
         self.zero, self.bias = torch.zeros(len(weight), dtype=torch.int64), bias
+        self.packed_bytes = whole.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole numbers of x are written from 1 to 255, with 128 for zero."""

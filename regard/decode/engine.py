@@ -14,6 +14,8 @@ from regard.model import Decoder, EncoderDecoder, Model
 from regard.nn.cache import Cache, Precision
 from regard.nn.context import Memory, places
 
+PIECE = 512  # tokens of a prompt that are read at a time
+
 
 class Session:
     """A batch of answers being written. `logits_NV` are the logits of each row's next token.
@@ -86,12 +88,20 @@ def prompted(
     cache: Cache | None = None,
     memory: Memory | None = None,
 ) -> Tensor:
-    """States of rows that begin with these prompts; a prefix model reads those in both directions."""
+    """States of rows that begin with these prompts; a prefix model reads those in both directions.
+
+    With a cache, a long prompt is read piece by piece, and only the states of the last piece are given.
+    """
     pos_BL = None if (ids_BL >= 0).all() else places(ids_BL)
     if isinstance(model, EncoderDecoder):
         return model.states(ids_BL, pos_BL, memory, cache)
-    prefix_B = torch.tensor([len(prompt) for prompt in prompts], device=ids_BL.device)
-    return model.states(ids_BL, pos_BL, cache, prefix_B=prefix_B if model.prefixed else None)
+    if model.prefixed:
+        prefix_B = torch.tensor([len(prompt) for prompt in prompts], device=ids_BL.device)
+        return model.states(ids_BL, pos_BL, cache, prefix_B=prefix_B)
+    while cache is not None and ids_BL.shape[1] > PIECE:
+        model.states(ids_BL[:, :PIECE], None if pos_BL is None else pos_BL[:, :PIECE], cache)
+        ids_BL, pos_BL = ids_BL[:, PIECE:], None if pos_BL is None else pos_BL[:, PIECE:]
+    return model.states(ids_BL, pos_BL, cache)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = False) -> Tensor:

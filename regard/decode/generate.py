@@ -12,6 +12,7 @@ from regard.decode.rules import Hypothesis, Rules
 from regard.decode.sample import key
 from regard.decode.speculate import leap
 from regard.decode.text import Decode, Text
+from regard.decode.workers import side_by_side, workers
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
 
@@ -47,12 +48,16 @@ def generate(
     _check_stop(rules, decode)
     limits = room(writer, prompts, sources, rules)
     answers: list[list[Hypothesis]] = [[] for _ in prompts]
-    done = 0
+    done, count = 0, workers(writer)
+
+    def work(numbers: list[int]) -> list[list[Hypothesis]]:
+        some = [prompts[n] for n in numbers]
+        from_ = None if sources is None else [sources[n] for n in numbers]
+        return _answer(writer, some, from_, [limits[n] for n in numbers], rules, eos, decode)
+
     with at_rest(writer):
-        for numbers in _batches(prompts, sources, limits, rules, budget):
-            some = [prompts[n] for n in numbers]
-            from_ = None if sources is None else [sources[n] for n in numbers]
-            found = _answer(writer, some, from_, [limits[n] for n in numbers], rules, eos, decode)
+        batches = list(_batches(prompts, sources, limits, rules, budget, -(-len(prompts) // count)))
+        for numbers, found in side_by_side(work, batches, count):
             for number, hypotheses in zip(numbers, found, strict=True):
                 answers[number] = hypotheses
             done += len(numbers)
@@ -128,9 +133,14 @@ def _check_stop(rules: Rules, decode: Decode | None) -> None:
 
 
 def _batches(
-    prompts: Sequence[Ids], sources: Sequence[Ids] | None, limits: Sequence[int], rules: Rules, budget: int
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    limits: Sequence[int],
+    rules: Rules,
+    budget: int,
+    most: int,
 ) -> Iterator[list[int]]:
-    """Numbers of prompts of about the same length, as many as the budget allows; the longest first."""
+    """Numbers of prompts of about the same length, `most` at a time, within the budget; the longest first."""
     copies = rules.beam if rules.method == "beam" else rules.nbest
 
     def size(number: int) -> int:
@@ -141,7 +151,8 @@ def _batches(
     largest = 0
     for number in sorted(range(len(prompts)), key=size, reverse=True):
         largest = max(largest, size(number))
-        if batch and (rules.draft or largest * (len(batch) + 1) > budget):  # who guesses ahead goes alone
+        full = len(batch) == most or largest * (len(batch) + 1) > budget
+        if batch and (rules.draft or full):  # who guesses ahead goes alone
             yield batch
             batch, largest = [], size(number)
         batch.append(number)

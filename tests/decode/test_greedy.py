@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decode import Hypothesis, Rules, generate
+from regard.decode import Hypothesis, Rules, engine, generate
 from regard.decode.sample import draw, key, penalise
 from regard.errors import UsageError
 from tests.decode.asked import EOS, START, Asked, Make
@@ -191,3 +191,15 @@ def test_an_encoder_decoder_may_be_given_a_beginning(make: Make) -> None:
     asked.prompts = [[START, *[4 + number] * number] for number in range(4)]
     for number, found in enumerate(asked.answers(Rules(length=7))):
         same(found[0], slow(asked, number, Rules(length=7)))
+
+
+@pytest.mark.parametrize("piece", [1, 4])
+def test_a_long_prompt_read_in_pieces_gives_the_same(
+    make: Make, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of different lengths: some pieces of some rows are padding alone."""
+    asked = make(count=11)
+    wanted = asked.answers(METHODS["greedy"])
+    monkeypatch.setattr(engine, "PIECE", piece)
+    for one, other in zip(asked.answers(METHODS["greedy"]), wanted, strict=True):
+        same(one[0], other[0])
