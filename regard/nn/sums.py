@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from regard.nn.context import Context
 
 SHORT = 512  # keys up to which scores are kept while something is learned
-FEW = 2**25  # scores that are kept at most
+FEW = 2**23  # scores that a layer keeps at most, 32 MiB
 BLOCK = 128  # queries of a causal order that meet the same keys
 
 
