@@ -30,6 +30,7 @@ import torch
 Run = Callable[[], object]
 Make = Callable[[], Run]
 
+REST = 0.3  # seconds between two contenders: the threads of the one before wait busily for a while
 BUSY = 0.15  # cores taken by others from which on a figure is called uncertain
 
 
@@ -149,6 +150,7 @@ def race(case: Case, rounds: int) -> Result:
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             gc.collect()
+            time.sleep(REST)
             with Load() as load:
                 start = time.perf_counter()
                 runs[name]()

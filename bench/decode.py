@@ -73,7 +73,7 @@ def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int
         return run
 
     contenders: dict[str, Make] = {"regard": partial(ours, precision != "fp32")}
-    if precision == "fp32" and batch > 1:
+    if precision == "fp32":
         contenders["regard, packed"] = partial(ours, True)
     if precision != "int8":
         contenders |= {"transformers": transformers, "x-transformers": x_transformers}

@@ -1,20 +1,25 @@
-"""Experiments with images of digits, run by `make prove`: what a pattern may leave out, and what it may not.
+"""Experiments with images, run by `make prove`: what a pattern may leave out, and what it may not.
 
-MNIST, made 8 x 8 with 16 levels. Bits per pixel, on images that were never seen; all learn for as many steps.
+Digits of MNIST and scenes of CIFAR-10, made grey, 8 x 8, with 16 levels. Bits per pixel, on images that were
+never seen; in a test, all learn for as many steps.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
+from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 import regard
@@ -23,20 +28,39 @@ from regard.nn.pattern import Causal, Fixed, Local2D
 from regard.spec import Recipe, of
 
 pytestmark = pytest.mark.prove
-FOLDER = Path(__file__).parents[3] / "shared" / "data" / "mnist"
+FOLDER = Path(__file__).parents[3] / "shared" / "data"
+Split = Literal["train", "test"]
+Images = Callable[[Split], Tensor]
 SIDE, LEVELS = 8, 16
 SIZES: dict[str, Any] = {"width": 64, "heads": 4, "length": SIDE * SIDE, "vocab": LEVELS + 1, "hidden": 128}
 LINE = {"across": SIDE}
+SEEDS = range(3)
 
 
 @cache
-def digits(name: str) -> Tensor:
-    """(images, 64), levels 0 .. 15, line by line."""
-    path = FOLDER / f"{name}-images-idx3-ubyte.gz"
+def digits(split: Split) -> Tensor:
+    """(20,000 or 2,000 images, 64), levels 0 .. 15, line by line."""
+    path = FOLDER / "mnist" / f"{'train' if split == 'train' else 't10k'}-images-idx3-ubyte.gz"
     if not path.exists():
-        pytest.skip(f"no such file: {path.name}")
+        pytest.skip(f"no such file: {path}")
     pixels = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
-    small = F.adaptive_avg_pool2d(torch.from_numpy(pixels[:20000].copy()).float(), SIDE)
+    return levels(torch.from_numpy(pixels[: {"train": 20000, "test": 2000}[split]].copy()).float())
+
+
+@cache
+def scenes(split: Split) -> Tensor:
+    """(10,000 or 1,000 images, 64); those to learn from are there once more as in a mirror."""
+    path = FOLDER / "cifar10_subset" / {"train": "train_5000.png", "test": "test_1000.png"}[split]
+    if not path.exists():
+        pytest.skip(f"no such file: {path}")
+    colours = torch.from_numpy(np.array(Image.open(path)).reshape(-1, 32, 32, 3))
+    grey = colours.float().mean(-1)
+    return levels(torch.cat([grey, grey.flip(-1)]) if split == "train" else grey)
+
+
+def levels(images: Tensor) -> Tensor:
+    """Small, with few levels, each image a line."""
+    small = F.adaptive_avg_pool2d(images, SIDE)
     return (small * LEVELS / 256).long().clamp(max=LEVELS - 1).flatten(1)
 
 
@@ -47,12 +71,13 @@ def bits(
     rate: float = 3e-3,
     order: Tensor | None = None,
     seed: int = 0,
+    images: Images = digits,
 ) -> float:
     """Bits per pixel of a model of that recipe, taught for so many steps."""
     order = torch.arange(SIDE * SIDE) if order is None else order
     model, random = regard.build(recipe, seed), torch.Generator().manual_seed(seed)
     optim = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98))
-    train, test = digits("train")[:, order], digits("t10k")[:2000, order]
+    train, test = images("train")[:, order], images("test")[:, order]
 
     def loss(images: Tensor) -> Tensor:
         begin = torch.full((len(images), 1), LEVELS)
@@ -71,9 +96,9 @@ def bits(
         return float(torch.stack([loss(part) for part in test.split(500)]).mean())
 
 
-def marginal() -> float:
+def marginal(images: Images) -> float:
     """Bits per pixel of the best that knows each pixel's own frequencies and nothing else."""
-    train, test = digits("train"), digits("t10k")[:2000]
+    train, test = images("train"), images("test")
     share = F.one_hot(train, LEVELS).double().mean(0) + 1e-4
     share = share / share.sum(-1, keepdim=True)
     return float(-share.gather(1, test.T).log2().mean())
@@ -104,30 +129,45 @@ def test_a_stride_of_a_line_costs_nothing_on_images() -> None:
     assert blind > dense + 0.05, "the bar of the others, with room"
 
 
-def image(layers: int, **options: Any) -> Recipe[Any]:
-    return regard.system("image_transformer", layers=layers, order="pre", **LINE, **SIZES, **options)
+def image(seed: int, steps: int, layers: int = 4, **options: Any) -> float:
+    """Bits per pixel of scenes, of an Image Transformer."""
+    order = None
+    if options.get("local") == "2d":
+        order = Local2D(Dims(width=1), SIDE, options["tile"], options["flange"]).order(SIDE)
+    recipe = regard.system("image_transformer", layers=layers, order="pre", **LINE, **SIZES, **options)
+    return bits(recipe, steps, 16, 4e-3, order, seed, scenes)
 
 
-def test_blocks_must_see_far_enough_and_what_lies_around_them() -> None:
-    """Parmar et al. 2018, table 3: short blocks cost bits. Twins: blocks of 4; rectangles that stand alone.
+def test_what_lies_around_a_pixel_tells_more_than_a_quarter_of_it() -> None:
+    """Parmar et al. 2018, section 3.3: blocks in lines and in the plane. Twins: short blocks, and blind ones.
 
-    What the paper's table also has, longer blocks better still and 2-D better than 1-D, was not found on
-    images of 8 x 8; these are the parts of it that were.
+    Both are 25 % below the bits of each pixel's own frequencies; a model that sees only the pixel before is
+    not. That 2-D is at least as good as 1-D was not found on images of 8 x 8, where a block of 8 is a line and
+    sees the line above: after 2000 steps 2.529 (rectangles of 4 x 4) and 2.513 (8 x 4) against 2.499, seed 0.
     """
-    tile, flange = (4, 4), (4, 4)
-    order = Local2D(Dims(width=1), SIDE, tile, flange).order(SIDE)
+    plane: dict[str, Any] = {"local": "2d", "tile": (4, 4), "flange": (4, 4)}
+    kinds: dict[str, dict[str, Any]] = {"short": {"block": 4}, "line": {"block": 8}, "plane": plane}
+    found = {kind: [image(seed, 700, **options) for seed in SEEDS] for kind, options in kinds.items()}
+    alone = image(0, 700, **plane | {"flange": (0, 0)})
+    blind = image(0, 700, block=1, memory=0)
+    bar = 0.75 * marginal(scenes)
+    print(f"bar {bar:.4f}", found, f"rectangles alone {alone:.4f}, the pixel before {blind:.4f}")
+    assert max(found["line"] + found["plane"]) <= bar
+    assert blind > bar
+    assert mean(found["line"]) < mean(found["short"]) - 0.02
+    assert found["plane"][0] < alone - 0.02
 
-    def taught(layers: int, steps: int, order: Tensor | None = None, **options: Any) -> float:
-        return bits(image(layers, **options), steps, 16, 4e-3, order)
 
-    short, line = (taught(1, 1200, block=block) for block in (4, 8))
-    alone, plane = (taught(1, 1200, order, local="2d", tile=tile, flange=f) for f in ((0, 0), flange))
-    deep = {
-        "1d": taught(4, 1800, block=8),
-        "2d": taught(4, 1800, order, local="2d", tile=tile, flange=flange),
-    }
-    print(f"marginal {marginal():.4f} blocks of 4 {short:.4f}, of 8 {line:.4f}", end=" ")
-    print(f"rectangles alone {alone:.4f}, seeing around {plane:.4f}; four layers", deep)
-    assert line < short - 0.03
-    assert plane < alone - 0.02
-    assert max(deep.values()) <= 0.8 * marginal()
+def test_the_longer_the_blocks_the_better() -> None:
+    """Parmar et al. 2018, table 3: bits fall with the length of a block. Twin: short blocks that recall all.
+
+    Blocks without a memory before them, so that layers do not hand on what lies outside: half a line, a line,
+    two lines, all. With a memory as long as a block, as in tensor2tensor, only blocks of 4 were worse: four
+    layers reach far in 64 pixels. After 2000 steps 2.545, 2.499, 2.499, 2.502 for 4, 8, 16, 64, seed 0.
+    """
+    found = {block: [image(seed, 500, block=block, memory=0) for seed in SEEDS] for block in (4, 8, 16, 64)}
+    recalling = image(0, 500, block=4, memory=64)
+    means = [mean(each) for each in found.values()]
+    print(found, f"recalling {recalling:.4f}")
+    assert all(longer < shorter - 0.01 for shorter, longer in pairwise(means))
+    assert recalling < found[16][0], "what is seen counts, not how it is cut"
