@@ -1,8 +1,9 @@
-"""Timing that a busy machine cannot fool unseen: contenders take turns, every round, in one process.
+"""Timing that a busy machine cannot fool unseen: contenders take turns, every round, each in its own process.
 
 A number of one library means little by itself; the ratio of two that ran side by side means much. So each
-round runs every contender once, in an order that rotates, and the ratios are made within rounds. How much of
-the processors other programs took meanwhile is measured and said.
+round runs every contender once, in an order that rotates, and the ratios are made within rounds. Processes of
+their own, because the thread pool of one library slows that of another down, even while it sleeps. How much
+of the processors other programs took meanwhile is measured and said.
 
 A library may take part in variants, `transformers` and `transformers, bf16`: it is judged by its best.
 """
@@ -10,8 +11,10 @@ A library may take part in variants, `transformers` and `transformers, bf16`: it
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -19,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -30,6 +33,7 @@ import torch
 Run = Callable[[], object]
 Make = Callable[[], Run]
 
+FORK = multiprocessing.get_context("fork")
 REST = 0.3  # seconds between two contenders: the threads of the one before wait busily for a while
 BUSY = 0.15  # cores taken by others from which on a figure is called uncertain
 
@@ -129,34 +133,83 @@ class Load:
         return time.perf_counter(), total - idle, own.user + own.system
 
 
-def race(case: Case, rounds: int) -> Result:
-    """Set every contender up, warm it up, then let them take turns."""
-    result = Result(case.name, case.unit, limit=case.limit)
-    runs: dict[str, Run] = {}
-    for name, make in case.contenders.items():
+class Apart:
+    """A contender in a process of its own, forked here: set up, warmed up, then run when it is asked to."""
+
+    def __init__(self, make: Make) -> None:
+        self.ours, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=self._serve, args=(make, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @staticmethod
+    def _serve(make: Make, pipe: Any) -> None:
         try:
-            runs[name] = make()
-            runs[name]()
-        except Exception as problem:  # a peer that is missing or broken is said, and the others go on
-            if name == "regard":
-                raise
-            runs.pop(name, None)
-            result.absent[name] = (
-                f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-            )
-    names = list(runs)
-    result.rates = {name: [] for name in names}
-    for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+            run = make()
+            run()
+            pipe.send(None)
+        except BaseException as problem:
+            lines = str(problem).splitlines()
+            pipe.send(f"{type(problem).__name__}: {lines[0] if lines else ''}")
+            raise
+        while pipe.recv():
             gc.collect()
             time.sleep(REST)
             with Load() as load:
                 start = time.perf_counter()
-                runs[name]()
+                run()
                 seconds = time.perf_counter() - start
-            result.rates[name].append(case.work / seconds)
-            result.foreign.append(load.foreign)
+            pipe.send((seconds, load.foreign))
+        atexit._run_exitfuncs()  # a forked process would leave its temporary files behind
+
+    def problem(self) -> str | None:
+        """What went wrong while it was set up; None: it is ready."""
+        return cast(str | None, self._hear())
+
+    def run(self) -> tuple[float, float]:
+        """Seconds of one run, and how many cores others took meanwhile."""
+        self.ours.send(True)
+        return cast(tuple[float, float], self._hear())
+
+    def end(self) -> None:
+        """Let it clean up and go."""
+        if self.process.is_alive():
+            self.ours.send(False)
+        self.process.join()
+
+    def _hear(self) -> Any:
+        try:
+            return self.ours.recv()
+        except EOFError:
+            self.process.join()
+            raise RuntimeError(f"a contender died with code {self.process.exitcode}") from None
+
+
+def race(case: Case, rounds: int) -> Result:
+    """Set every contender up, one after the other, then let them take turns."""
+    result = Result(case.name, case.unit, limit=case.limit)
+    ready: dict[str, Apart] = {}
+    try:
+        for name, make in case.contenders.items():
+            one = Apart(make)
+            problem = one.problem()
+            if problem is None:
+                ready[name] = one
+            elif name == "regard":
+                raise RuntimeError(problem)
+            else:  # a peer that is missing or broken is said, and the others go on
+                result.absent[name] = problem
+        names = list(ready)
+        result.rates = {name: [] for name in names}
+        for number in range(rounds):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                seconds, foreign = ready[name].run()
+                result.rates[name].append(case.work / seconds)
+                result.foreign.append(foreign)
+    finally:
+        for one in ready.values():
+            one.end()
     return result
 
 
@@ -200,8 +253,20 @@ def arguments(
     return options
 
 
-def peaks(size: int = 1536, seconds: float = 1.0) -> dict[str, float]:
-    """What the machine can do at best: operations a second of large products, bytes a second read."""
+def peaks() -> dict[str, float]:
+    """What the machine can do at best: operations a second of large products, bytes a second read.
+
+    In a process of its own: one that has run threads must not be forked.
+    """
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=lambda: theirs.send(_peaks()), daemon=True)
+    process.start()
+    found: dict[str, float] = ours.recv()
+    process.join()
+    return found
+
+
+def _peaks(size: int = 1536, seconds: float = 1.0) -> dict[str, float]:
     big = torch.ones(1 << 26)  # far beyond every cache
     tries: dict[str, tuple[float, Run]] = {"read": (4.0 * big.numel(), big.sum)}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
