@@ -77,10 +77,13 @@ def case(folder: str, rules: Rules, count: int) -> Case:
 def main() -> None:
     """Both ways to choose."""
     options = arguments(__doc__ or "", 5)
-    with TemporaryDirectory(prefix="regard-bench-") as folder:
+    with TemporaryDirectory(prefix="regard-bench-") as place:
+        folder = f"{place}/model"
         teacher = FORK.Process(target=taught, args=(20 if options.quick else 400, folder))
         teacher.start()
         teacher.join()
+        if teacher.exitcode:
+            raise SystemExit("the model of letters could not be trained")
         length = LENGTH - PROMPT
         ways = [Rules(length=length), Rules(length=length, method="sample", temperature=0.8, top_k=40)]
         report("draft", options, [case(folder, rules, 2 if options.quick else 4) for rules in ways])

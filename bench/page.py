@@ -166,7 +166,10 @@ def main() -> None:
     found = []
     for name in options.only or BENCHES:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        found.append(run(name, options.rounds, options.quick, options.threads))
+        try:
+            found.append(run(name, options.rounds, options.quick, options.threads))
+        except subprocess.CalledProcessError as problem:  # the others are worth their page
+            print(f"bench/{name}.py failed with code {problem.returncode}: left out", file=sys.stderr)
     text = page(found, options.threads)
     if not options.quick:
         options.out.write_text(text, encoding="utf-8")

@@ -142,8 +142,8 @@ def test_what_lies_around_a_pixel_tells_more_than_a_quarter_of_it() -> None:
     """Parmar et al. 2018, section 3.3: blocks in lines and in the plane. Twins: short blocks, and blind ones.
 
     Both are 25 % below the bits of each pixel's own frequencies; a model that sees only the pixel before is
-    not. That 2-D is at least as good as 1-D was not found on images of 8 x 8, where a block of 8 is a line and
-    sees the line above: after 2000 steps 2.529 (rectangles of 4 x 4) and 2.513 (8 x 4) against 2.499, seed 0.
+    not. That 2-D is at least as good as 1-D was not found on images of 8 x 8, where a block of 8 is a line
+    and sees the one above: after 2000 steps 2.529 (rectangles of 4 x 4) and 2.513 (8 x 4) against 2.499.
     """
     plane: dict[str, Any] = {"local": "2d", "tile": (4, 4), "flange": (4, 4)}
     kinds: dict[str, dict[str, Any]] = {"short": {"block": 4}, "line": {"block": 8}, "plane": plane}
