@@ -11,7 +11,6 @@ A library may take part in variants, `transformers` and `transformers, bf16`: it
 from __future__ import annotations
 
 import argparse
-import atexit
 import gc
 import json
 import multiprocessing
@@ -160,7 +159,6 @@ class Apart:
                 run()
                 seconds = time.perf_counter() - start
             pipe.send((seconds, load.foreign))
-        atexit._run_exitfuncs()  # a forked process would leave its temporary files behind
 
     def problem(self) -> str | None:
         """What went wrong while it was set up; None: it is ready."""
@@ -172,7 +170,7 @@ class Apart:
         return cast(tuple[float, float], self._hear())
 
     def end(self) -> None:
-        """Let it clean up and go."""
+        """Let it go."""
         if self.process.is_alive():
             self.ours.send(False)
         self.process.join()

@@ -5,12 +5,9 @@ Each is imported where it is used: a missing one is said, and is not fatal.
 
 from __future__ import annotations
 
-import atexit
-import shutil
 import tempfile
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,10 +141,9 @@ def ctranslate2_of(model: Any, loader: str, threads: int, kind: str = "float32")
     spec.config.eos_token, spec.config.unk_token, spec.config.bos_token = "w1", "w2", "w0"
     if seq2seq:
         spec.config.decoder_start_token = "w1"
-    folder = Path(tempfile.mkdtemp(prefix="regard-bench-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     spec.validate()
     spec.optimize(quantization=kind)
-    spec.save(str(folder))
     writer = ctranslate2.Translator if seq2seq else ctranslate2.Generator
-    return writer(str(folder), device="cpu", inter_threads=1, intra_threads=threads, compute_type=kind)
+    with tempfile.TemporaryDirectory(prefix="regard-bench-") as folder:  # read once, when it is made
+        spec.save(folder)
+        return writer(folder, device="cpu", inter_threads=1, intra_threads=threads, compute_type=kind)
