@@ -18,11 +18,12 @@ from common import Case, Make, Run, arguments, peaks, report
 from peers import ctranslate2_of, hf_gpt, hf_marian, regard_gpt, regard_translator, words, x_gpt
 
 from regard.decode import Rules, generate
+from regard.decode.quick import compiled
 from regard.packed import Precision, packed
 
 GPT2 = {"vocab": 50257, "width": 768, "heads": 12, "layers": 12, "length": 1024}
 TINY = {"vocab": 8000, "width": 128, "heads": 4, "layers": 4, "hidden": 256, "length": 256}
-BEAM = 5
+BEAM, TOGETHER = 5, 64  # hypotheses of a sentence; sentences of like length that peers answer together
 
 
 def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int, read: float) -> Case:
@@ -30,9 +31,10 @@ def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int
     ids_BL = torch.randint(3, GPT2["vocab"], (batch, prompt), generator=torch.Generator().manual_seed(0))
     rows, half = ids_BL.tolist(), precision == "bf16"
 
-    def ours(pack: bool) -> Run:
+    def ours(pack: bool, compiles: bool = False) -> Run:
         model = regard_gpt(**GPT2).eval()
         ready = packed(model, precision) if pack else model
+        ready = compiled(ready, after=0) if compiles else ready
         return lambda: _count(generate(ready, rows, rules=Rules(length=new)), batch * new)
 
     def transformers() -> Run:
@@ -75,6 +77,8 @@ def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int
     contenders: dict[str, Make] = {"regard": partial(ours, precision != "fp32")}
     if precision == "fp32":
         contenders["regard, packed"] = partial(ours, True)
+    if batch == 1:
+        contenders["regard, compiled"] = partial(ours, True, True)
     if precision != "int8":
         contenders |= {"transformers": transformers, "x-transformers": x_transformers}
     if precision != "bf16":
@@ -101,25 +105,21 @@ def beam(sentences: int, new: int, threads: int) -> Case:
 
     def marian() -> Run:
         model = hf_marian(**TINY)
-        width = max(map(len, sources))
-        ids = torch.tensor([[*row, *[vocab - 1] * (width - len(row))] for row in sources])
+        given = sorted(sources, key=len)
+        batches = [_padded(given[n : n + TOGETHER], vocab - 1) for n in range(0, sentences, TOGETHER)]
         options: dict[str, Any] = {"num_beams": BEAM, "max_new_tokens": new, "min_new_tokens": new}
+        options |= {"do_sample": False, "length_penalty": 1.0}
 
         def run() -> None:
-            with torch.no_grad():
-                out = model.generate(
-                    ids,
-                    attention_mask=(ids != vocab - 1).long(),
-                    do_sample=False,
-                    length_penalty=1.0,
-                    **options,
-                )
-            assert out.shape == (sentences, new + 1)
+            for ids_BL in batches:
+                with torch.no_grad():
+                    out = model.generate(ids_BL, attention_mask=(ids_BL != vocab - 1).long(), **options)
+                assert out.shape == (len(ids_BL), new + 1)
 
         return run
 
-    def ctranslate2() -> Run:
-        writer = ctranslate2_of(hf_marian(**TINY), "MarianMTLoader", threads)
+    def ctranslate2(side: int) -> Run:
+        writer = ctranslate2_of(hf_marian(**TINY), "MarianMTLoader", threads // side, side=side)
         given = [words(row) for row in sources]
 
         def run() -> None:
@@ -128,7 +128,7 @@ def beam(sentences: int, new: int, threads: int) -> Case:
                 beam_size=BEAM,
                 max_decoding_length=new,
                 min_decoding_length=new,
-                max_batch_size=0,
+                max_batch_size=TOGETHER,
                 length_penalty=1.0,
             )
             assert all(len(each.hypotheses[0]) == new for each in out)
@@ -136,9 +136,16 @@ def beam(sentences: int, new: int, threads: int) -> Case:
         return run
 
     contenders = {"regard": partial(ours, False), "regard, packed": partial(ours, True)}
-    contenders |= {"transformers Marian": marian, "CTranslate2": ctranslate2}
+    contenders |= {"transformers Marian": marian, "CTranslate2": partial(ctranslate2, 1)}
+    if threads > 1:
+        contenders["CTranslate2, side by side"] = partial(ctranslate2, threads)
     name = f"beam {BEAM}, 4 + 4 x 128 (hidden 256), {sentences} sentences of {new} tokens"
     return Case(name, "sentences/s", sentences, contenders)
+
+
+def _padded(rows: list[list[int]], fill: int) -> torch.Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
 def _count(found: list[list[Any]], expected: int) -> None:
@@ -152,7 +159,7 @@ def main() -> None:
     new = 8 if options.quick else 32
     top, every = peaks(), get_args(Precision)
     cases = [greedy(batch, 32, new, each, threads, top["read"]) for batch in (1, 16) for each in every]
-    cases.append(beam(16 if options.quick else 64, 10 if options.quick else 20, threads))
+    cases.append(beam(16 if options.quick else 1000, 10 if options.quick else 20, threads))
     report("decode", options, cases, peaks=top)
 
 

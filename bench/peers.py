@@ -25,16 +25,14 @@ def _quiet() -> None:
 
 
 def regard_gpt(vocab: int, width: int, heads: int, layers: int, length: int) -> Any:
-    """regard's GPT-2."""
-    recipe = regard.system(
-        "gpt", vocab=vocab, width=width, heads=heads, layers=layers, length=length, dropout=0.0
-    )
-    return regard.build(recipe, seed=0)
+    """regard's GPT-2, with the activation that x-transformers and torch.nn have."""
+    sizes = {"vocab": vocab, "width": width, "heads": heads, "layers": layers, "length": length}
+    return regard.build(regard.system("gpt", activation="gelu", dropout=0.0, **sizes), seed=0)
 
 
 @cache
 def hf_gpt(vocab: int, width: int, heads: int, layers: int, length: int) -> Any:
-    """transformers' GPT-2 without dropout."""
+    """transformers' GPT-2 without dropout, with the same activation."""
     _quiet()
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -44,6 +42,7 @@ def hf_gpt(vocab: int, width: int, heads: int, layers: int, length: int) -> Any:
         n_head=heads,
         n_layer=layers,
         n_positions=length,
+        activation_function="gelu",
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -124,8 +123,11 @@ def words(ids: list[int]) -> list[str]:
     return [f"w{token}" for token in ids]
 
 
-def ctranslate2_of(model: Any, loader: str, threads: int, kind: str = "float32") -> Any:
-    """A CTranslate2 generator or translator with the weights of a transformers model."""
+def ctranslate2_of(model: Any, loader: str, threads: int, kind: str = "float32", side: int = 1) -> Any:
+    """A CTranslate2 generator or translator with the weights of a transformers model.
+
+    `side` batches are answered side by side, `threads` threads each.
+    """
     import ctranslate2
     from ctranslate2.converters import transformers as converters
 
@@ -146,4 +148,4 @@ def ctranslate2_of(model: Any, loader: str, threads: int, kind: str = "float32")
     writer = ctranslate2.Translator if seq2seq else ctranslate2.Generator
     with tempfile.TemporaryDirectory(prefix="regard-bench-") as folder:  # read once, when it is made
         spec.save(folder)
-        return writer(folder, device="cpu", inter_threads=1, intra_threads=threads, compute_type=kind)
+        return writer(folder, device="cpu", inter_threads=side, intra_threads=threads, compute_type=kind)

@@ -7,7 +7,8 @@ medium      6 layers x 384, length 256, batch 16
 translator  4 + 4 layers x 128, pairs as long as Multi30k's, sorted by length
 
 Everyone gets the same batches, no dropout, tied embeddings and torch's fused AdamW, in fp32 and with bf16
-autocast, as it is and compiled; a library is judged by its best. The limit is that of large bf16 products,
+autocast, as it is and compiled; a library is judged by its best. regard keeps what it frees (see
+regard/train/heap.py), as its trainer does. The limit is that of large bf16 products,
 measured in the same run, over nanoGPT's count: 6 weights + 12 layers x width x length operations a token.
 """
 
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import buckets, pad
 from regard.nn.context import places
+from regard.train.heap import keep_memory
 from regard.train.precision import compile_model
 
 SMALL = {"vocab": 65, "width": 128, "heads": 4, "layers": 4, "length": 64}
@@ -81,6 +83,7 @@ def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool, 
         return start
 
     def ours(bf16: bool, compiled: bool) -> Run:
+        keep_memory()  # as regard's trainer does
         model = regard_gpt(**sizes)
         if compiled:
             compile_model(model)
@@ -137,6 +140,7 @@ def translator(sentences: int, plain: bool) -> Case:
         return run
 
     def ours(bf16: bool) -> Run:
+        keep_memory()
         model = regard_translator(**TINY)
 
         def loss(source_BM: Tensor, given_BL: Tensor, target_BL: Tensor) -> Tensor:

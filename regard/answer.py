@@ -28,13 +28,14 @@ def answer(
     truncate: Side | None,
     as_json: bool,
     precision: Precision | None = None,
+    compile: bool = False,
 ) -> None:
     """Answer inputs from the command line, a file or standard input; print, or write the file at once."""
     if inputs and file:
         raise UsageError("inputs and --file cannot both be given.")
     if rules.get("nbest", 1) > 1 and not as_json:
         raise UsageError("--nbest gives several answers for each line, so it needs --json.")
-    loaded = load(run, precision)
+    loaded = load(run, precision, compile)
     loaded.rules(rules)  # wrong options are refused before anything is read
     limit, length = loaded.model.limit, rules.get("length") or 0
     if limit is not None and length > limit:

@@ -16,7 +16,10 @@ class _Undrawn(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return args[0] if func is torch.Tensor.normal_ else func(*args, **(kwargs or {}))
+        given = kwargs or {}
+        if func in (torch.Tensor.normal_, torch.nn.init.normal_):
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 @contextmanager

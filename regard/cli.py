@@ -322,6 +322,10 @@ def predict(
         Literal["fp32", "bf16", "int8"] | None,
         typer.Option(help="Weights laid out for quick answers on a CPU; int8 is a little less exact."),
     ] = None,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile the step of writing; pays from some thousand tokens on."),
+    ] = False,
     draft: Annotated[
         int | None,
         typer.Option(help="Guess this many tokens ahead: the same answers, one at a time, sooner.", min=0),
@@ -347,7 +351,7 @@ def predict(
         "cache": cache, "draft": draft,
     }  # fmt: skip
     given = {name: value for name, value in rules.items() if value is not None}
-    answer(run, inputs or None, file, out, given, truncate, json, precision)
+    answer(run, inputs or None, file, out, given, truncate, json, precision, compile)
 
 
 @verb

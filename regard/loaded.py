@@ -125,18 +125,23 @@ class Loaded:
         return self.task
 
 
-def load(path: str | Path, precision: Precision | None = None) -> Loaded:
+def load(path: str | Path, precision: Precision | None = None, compile: bool = False) -> Loaded:
     """Load a run folder (config.yaml, tokens, model) or a model folder (config.json, model.safetensors).
 
     Options:
         precision: fp32, bf16 or int8 makes the model ready to answer quickly on a CPU, and only that (see
             `regard.packed`); None leaves it as it was saved
+        compile: compile the step that writes a token, once many have been written (see `regard.decode.quick`)
     """
     loaded = _load(Path(path))
     if precision is not None:
         from regard.packed import packed
 
         loaded.model = packed(loaded.model, precision)
+    if compile:
+        from regard.decode.quick import compiled
+
+        loaded.model = compiled(loaded.model)
     return loaded
 
 

@@ -5,8 +5,9 @@ A negative id is padding, wherever it stands; there is no mask to lose.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +35,13 @@ class Model(nn.Module):
     dims    the numbers it was built with
     recipe  what it was built from
     limit   the longest sequence it can place
+    quick   takes the place of a step of writing (see `regard.decode.quick`)
     """
 
     dims: Dims
     head: Head
     recipe: Recipe[Model] | None = None
+    quick: Callable[[Any, Tensor, Cache], Tensor] | None = None
 
     def cache(
         self, batch: int, length: int | None = None, spare: int = 0, precision: Precision = "full"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,12 @@ def test_the_seed_of_the_weights_does_not_matter_to_what_is_loaded(tmp_path: Pat
     one, two = build(recipe, 1), build(recipe, 2)
     save(two, tmp_path / "m")
     assert apart(one, load_model(tmp_path / "m")) > 0 and apart(two, load_model(tmp_path / "m")) == 0
+
+
+def test_a_model_is_loaded_without_the_compiler(tmp_path: Path) -> None:
+    """Importing torch's compiler takes a second, which nobody waits for who only asks."""
+    model = regard.build(regard.system("sparse_transformer", vocab=7, width=8, heads=2, layers=1, length=16))
+    save(model, tmp_path / "model")
+    code = "import sys, torch; from regard.save import load_model; model = load_model(sys.argv[1])"
+    code += "; model(torch.ones(1, 16, dtype=torch.long)); assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], check=True)

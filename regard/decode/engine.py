@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from regard.decode.quick import answer, step
 from regard.decode.rules import Rules
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
@@ -44,16 +45,12 @@ class Session:
             if sources is not None:
                 assert isinstance(model, EncoderDecoder)
                 self.cache.memory = model.encode(padded(sources, self.device))
-            self.logits_NV = self._answer(prompted(model, ids_BL, prompts, self.cache))
-
-    def _answer(self, x_NLD: Tensor) -> Tensor:
-        logits_N1V: Tensor = self.model.head(x_NLD[:, -1:])  # only the last position has a question to answer
-        return logits_N1V[:, 0].float()
+            self.logits_NV = answer(model, prompted(model, ids_BL, prompts, self.cache))
 
     def step(self, ids_N: Tensor) -> None:
         """Append one token to each row."""
         with torch.no_grad():
-            self.logits_NV = self._answer(self.model.states(ids_N[:, None], cache=self.cache))
+            self.logits_NV = (self.model.quick or step)(self.model, ids_N, self.cache)
 
     def read(self, ids: Sequence[int]) -> Tensor:
         """Append several tokens to the only row: the logits after each of them, (L, V)."""

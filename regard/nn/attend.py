@@ -28,6 +28,7 @@ from regard.nn.pattern.pattern import Pattern
 from regard.nn.position.position import Position
 from regard.nn.score.score import Score
 from regard.nn.sums import explicit, fused, shared
+from regard.nn.uncompiled import uncompiled
 
 BLOCK = 128  # queries that share their keys in the blockwise way
 
@@ -65,7 +66,7 @@ def attend(
     how = _choose(q_BHLK, k_BGMK, j_BM, ctx, score.is_dot and value is None, pattern)
     if how == "blockwise":
         apart = ctx, score, pattern, position, raw_BHLK, dropout, BLOCK
-        return cast(Tensor, blockwise(q_BHLK, k_BGMK, v_BGMK, *apart))
+        return blockwise(q_BHLK, k_BGMK, v_BGMK, *apart)
     if how == "flex":
         return _flex(q_BHLK, k_BGMK, v_BGMK, j_BM, ctx, score, pattern, bias, raw_BHLK)
     causal, allow = False, None
@@ -107,7 +108,7 @@ def _choose(
     return "fused" if fusible else "explicit"
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads tables
+@uncompiled  # it reads tables
 def _pays(pattern: Pattern, length: int, heads: int, ctx: Context) -> bool:
     """Whether so little is seen that bringing it together pays. A mask for each head costs much by itself."""
 

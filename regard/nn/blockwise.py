@@ -25,6 +25,7 @@ from regard.nn.pattern.pattern import Pattern, named
 from regard.nn.position.position import Position
 from regard.nn.score.score import Score
 from regard.nn.sums import fused, shared
+from regard.nn.uncompiled import uncompiled
 
 NEVER = float("-inf")
 SMALL = 2**24  # bytes: what is freed below this is used again, larger memory must be asked for each time
@@ -156,7 +157,7 @@ class Look(NamedTuple):
         return some.expand(B, count, -1, -1, -1).flatten(0, 1)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads tables
+@uncompiled  # it reads tables
 def blockwise(
     q_BHLK: Tensor,
     k_BGMK: Tensor,

@@ -7,7 +7,7 @@ That one rule serves padding, preallocated columns not yet written, and the ring
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -72,6 +72,24 @@ class Cache:
         self._pos_BM[:, self.length : self.length + new] = pos_BL
         self._new_BL, self.length = pos_BL, self.length + new
         self._seen_BM = self._pos_BM if self.capacity is not None else self._pos_BM[:, : self.length]
+
+    def buffers(self) -> Iterator[tuple[Tensor, int]]:
+        """What has a column for each token, and along which axis."""
+        if self._pos_BM is not None:
+            yield self._pos_BM, 1
+        for slot in self.slots.values():
+            if isinstance(slot, Every):
+                yield from ((held, 2) for held in slot.state)
+
+    def reserve(self, new: int) -> bool:
+        """Make place for so many more columns, so that the next call only writes; say if it was needed."""
+        if self.capacity is not None or self._pos_BM is None:
+            return False
+        before = self._pos_BM
+        self._pos_BM = _room(before, self.length, new, 1, before, None, empty=-1)
+        for slot in self.slots.values():
+            slot.reserve(new)
+        return self._pos_BM is not before
 
     @property
     def seen_BM(self) -> Tensor | None:
@@ -197,6 +215,9 @@ class Slot:
         """Keep these rows, in this order."""
         self.state = tuple(t.index_select(0, index_N) for t in self.state)
 
+    def reserve(self, new: int) -> None:
+        """Make place for so many more columns, if it grows."""
+
     def check(self, next_B: Tensor, path: str) -> None:
         """Refuse, if it cannot go back to where the next positions are these."""
         raise UsageError(f"The state at {path!r} cannot be taken back: it keeps no history.")
@@ -245,6 +266,10 @@ class Every(Slot):
         for old, new in zip(self.state, self.other, strict=True):
             torch.index_select(old[:, :, :used], 0, index_N, out=new[:, :, :used])
         self.state, self.other = self.other, self.state if self.state[0].shape == shape else ()
+
+    def reserve(self, new: int) -> None:
+        """Make place for so many more columns."""
+        self.state = tuple(_room(t, self.cache.length, new, 2, t, None) for t in self.state)
 
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Write the new columns; return all that are in use (or all there are, if static)."""

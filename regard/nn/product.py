@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.nn.uncompiled import constant
+
 LEAST = 2**16  # smaller matrices lie in a cache, where one thread is as quick
 
 
@@ -26,7 +28,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.numel() != x.shape[-1] or not _splits(x, weight):
         return F.linear(x, weight, bias)
-    threads, (rows, width) = torch.get_num_threads(), weight.shape
+    threads, (rows, width) = _threads(), weight.shape
     share = rows // threads
     column = x.reshape(1, width).mT.expand(threads, -1, -1)  # this layout: another takes five times as long
     y = torch.bmm(weight[: threads * share].view(threads, share, width), column).flatten()
@@ -38,9 +40,14 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _splits(x: Tensor, weight: Tensor) -> bool:
     """Whether threads can share it: nothing is traced or learned, and the matrix is large and whole."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu":
+    if torch.is_grad_enabled() or x.device.type != "cpu":
         return False
     plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous()
     if not plain or weight.numel() < LEAST or torch.is_autocast_enabled("cpu"):
         return False
-    return x.dtype == weight.dtype == torch.float32 and torch.get_num_threads() > 1
+    return x.dtype == weight.dtype == torch.float32 and _threads() > 1
+
+
+@constant
+def _threads() -> int:
+    return torch.get_num_threads()

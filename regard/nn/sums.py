@@ -28,7 +28,7 @@ def fused(
     dropout: float,
 ) -> Tensor:
     """softmax(scale q k^T + bias) v where `allow`, by one kernel. H heads may share G groups of keys."""
-    if dropout == 0.0 and _is_short(q, k, v, bias):
+    if dropout == 0.0 and _is_short(q, k, v, allow, bias):
         return _short(q, k, v, scale, allow, bias, causal)
     mask = allow if bias is None else bias if allow is None else bias.masked_fill(~allow, float("-inf"))
     if mask is not None and mask.dtype.is_floating_point:
@@ -37,14 +37,16 @@ def fused(
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=grouped)
 
 
-def _is_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
+def _is_short(q: Tensor, k: Tensor, v: Tensor, allow: Tensor | None, bias: Tensor | None) -> bool:
     """Whether something is learned on a CPU from a bias, or from few scores.
 
     There PyTorch's kernel is slow: it is made for long sequences, and where a bias has a gradient it gives
     way to another that goes over the scores many times.
     """
-    if q.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if q.device.type != "cpu" or not torch.is_grad_enabled():
         return False
+    if torch.compiler.is_compiling() and (allow is not None or bias is not None):
+        return False  # a graph cannot look whether someone sees nothing
     if bias is not None and bias.requires_grad:
         return True
     few = k.shape[2] <= SHORT and q.shape[:3].numel() * k.shape[2] <= FEW

@@ -113,3 +113,9 @@ def compile_model(model: Model) -> None:
     for name in ("encode", "states"):
         if hasattr(model, name):
             setattr(model, name, torch.compile(getattr(model, name)))
+
+
+def uncompile_model(model: Model) -> None:
+    """Take that back."""
+    for name in ("encode", "states"):
+        model.__dict__.pop(name, None)

@@ -25,9 +25,11 @@ from regard.train import checkpoint
 from regard.train.carry import Carry
 from regard.train.checkpoint import Checkpoint, Tensors
 from regard.train.disk import locked, preflight, write_json
+from regard.train.heap import keep_memory
 from regard.train.log import Log, clock
 from regard.train.parallel import Group, Objective, spread
-from regard.train.precision import Precision, autocast, compile_model, quicker, recompute, seed, threads
+from regard.train.precision import Precision, compile_model, recompute, seed, threads
+from regard.train.settle import settle
 from regard.train.signals import Interrupted, Signals, Stopped
 from regard.train.state import NonFinite, State, Summary, changes, clean, facts
 from regard.train.training import Training
@@ -51,6 +53,7 @@ class Session:
             stack.enter_context(locked(out))
         self.signals = stack.enter_context(Signals())
         self.threads = stack.enter_context(threads(training.threads))
+        keep_memory()
         self.log = stack.enter_context(
             Log(out if group.first else None, training.steps, training.tensorboard)
         )
@@ -59,13 +62,13 @@ class Session:
             raise UsageError("adafactor cannot be sharded: use train.shard=false, or adamw or muon.")
         self.model = build(recipe, seed=training.seed).to(group.device).train()
         self.batches = task.batches("train", tokens=training.tokens, size=training.size, seed=training.seed)
-        if self.batches.carried and training.compile:
+        if self.batches.carried and training.compile is True:
             raise UsageError("train.compile cannot carry a memory from step to step: leave it false.")
         self.carry = Carry(task, self.model, self.batches, group, training.accumulate)
         blocks = [module for module in self.model.modules() if isinstance(module, Block)]
         if training.recompute:
             recompute(blocks)
-        if training.compile:
+        if training.compile is True:
             compile_model(self.model)
         self.extra = self.made_beside()
         self.objective = spread(Objective(task, self.model, self.extra), group, training.shard, blocks)
@@ -76,13 +79,15 @@ class Session:
         self.parameters = list(self.learns.parameters())
         self.ema = Ema(self.model, training.ema) if training.ema else None
         self.state, self.saved, self.improved, self.asked = State(), 0, False, False
+        self.precision: Precision = "fp32"  # both are settled when the run begins
+        self.compiled = training.compile is True
 
     def made_beside(self) -> nn.Module | None:
         """What the task learns beside the model; the same seed gives the same weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.training.seed)
             extra = self.task.extra(self.model)
-        if extra is not None and self.training.compile:
+        if extra is not None and self.training.compile is True:
             raise UsageError("train.compile cannot show what single layers say: leave it false.")
         return None if extra is None else extra.to(self.group.device).train()
 
@@ -112,7 +117,7 @@ class Session:
         else:
             self.log.cut(0, 0)
             self.log.event("start", **self.facts)
-        self.settle()
+        settle(self)
         self.began = time.monotonic() - self.state.seconds
         self.log.begin(self.state.tokens)
 
@@ -136,41 +141,16 @@ class Session:
         self.log.say(f"resumed step {found.step}: weights, optimizer, rng, data position ({where})")
         self.log.event("resume", step=found.step, **self.facts)
 
-    def settle(self) -> None:
-        """The number format of products: as asked for, or the quicker one, found once and kept."""
-        asked, state = self.training.precision, self.state
-        if asked == "auto" and state.precision is None:
-            batch = self.lent().to(self.group.device)
-
-            def step(precision: Precision) -> None:
-                with autocast(self.group.device, precision):
-                    loss, _ = self.objective(batch)
-                loss.backward()
-                for optimizer in self.optimizers:
-                    optimizer.zero_grad(set_to_none=True)
-
-            seed(self.training.seed, state.step)
-            found = quicker(step)
-            gain = found["fp32"] / found["bf16"]
-            state.precision = (
-                "bf16" if self.group.tell("bf16" if gain > 1.02 else "fp32") == "bf16" else "fp32"
-            )
-            self.log.say(
-                f"precision {state.precision}: a step in bf16 is {gain:.2f} times as fast as in fp32"
-            )
-            self.log.event("precision", chosen=state.precision, **found)
-        self.precision: Precision = asked if asked != "auto" else state.precision or "fp32"
-
     def parts(self) -> Iterator[Batch]:
         """This process's parts of every batch from here on, made in the background."""
         each, parts = self.training.accumulate, self.group.world * self.training.accumulate
         mine = range(self.group.rank * each, (self.group.rank + 1) * each)
         return self.stack.enter_context(prefetch(self.batches, self.state.step, mine, parts, each + 1))
 
-    def lent(self) -> Batch:
-        """Some part of the next batch that is not empty."""
+    def lent(self, ahead: int = 0) -> Batch:
+        """Some part of the next batch that is not empty, or of one that comes later."""
         count = self.group.world * self.training.accumulate
-        pieces = (self.batches.at(self.state.step, part, count) for part in range(count))
+        pieces = (self.batches.at(self.state.step + ahead, part, count) for part in range(count))
         return next(piece for piece in pieces if piece.tokens)
 
     def seconds(self) -> float:
@@ -229,11 +209,7 @@ class Session:
 
     def whole_model(self) -> Model:
         """What is evaluated: the model itself, or a copy if it is split, averaged or compiled."""
-        if (
-            self.ema is None
-            and not self.training.compile
-            and not (self.training.shard and self.group.world > 1)
-        ):
+        if self.ema is None and not self.compiled and not (self.training.shard and self.group.world > 1):
             return self.model
         taken = take(self.ema.weights if self.ema else weights(self.model), keep=self.group.first)
         if not self.group.first:

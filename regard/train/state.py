@@ -34,7 +34,7 @@ class State:
     best, waits             the best evaluation so far, and how many came after it
     window_loss, _tokens    sums since the last line of metrics; `loss` is the mean on that line
     skipped                 steps in a row that were not finite
-    precision               what `precision: auto` chose
+    precision, compiled     what `precision: auto` and `compile: auto` chose
     """
 
     step: int = 0
@@ -49,6 +49,7 @@ class State:
     loss: float = 0.0
     skipped: int = 0
     precision: Precision | None = None
+    compiled: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ class Training:
         clip: the gradient's norm is cut to this; none never cuts.
         precision: fp32, or bf16 for products in bfloat16 (weights stay fp32), or auto: the one of both in
             which a step is quicker, measured once when the run starts, said, and kept when it is resumed.
-        compile: compile the model with torch.compile; pays on long runs where lengths are few.
+        compile: compile the model with torch.compile; pays on long runs where lengths are few. auto tries it
+            where it may pay, measures, says what came out, and keeps to it when the run is resumed.
         recompute: keep only the blocks' inputs and compute the rest again on the way back: less memory.
         ema: decay of a running average of the weights, such as 0.999, which is then evaluated and saved.
         average: the saved model is the mean of this many last checkpoints (Vaswani et al. 2017, section 6.1).
@@ -53,7 +54,7 @@ class Training:
     schedule: Recipe[Schedule] = of(Constant)
     clip: float | None = 1.0
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    compile: bool = False
+    compile: bool | Literal["auto"] = False
     recompute: bool = False
     ema: float | None = None
     average: int | None = None
@@ -87,7 +88,7 @@ class Training:
             raise UsageError("train.tokens and train.size cannot both be given: a batch has one measure.")
         if self.ema is not None and self.average is not None:
             raise UsageError("train.ema and train.average cannot both be given: choose one way to average.")
-        if self.compile and self.recompute:
+        if self.compile is True and self.recompute:
             raise UsageError(
                 "train.compile and train.recompute cannot both be true: a compiled model decides itself what "
                 "to compute again."

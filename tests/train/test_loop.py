@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import regard
 import regard.train.session
+import regard.train.settle
 from regard.errors import DataError, UsageError
 from regard.nn.position import T5Bias
 from regard.save import load_model
@@ -168,7 +169,7 @@ def test_auto_takes_the_quicker_format_and_keeps_it(
             step("bf16")  # neither leaves a trace
             return {each: 1.0 if each == best else 2.0 for each in (faster, slower)}
 
-        monkeypatch.setattr(regard.train.session, "quicker", found)
+        monkeypatch.setattr(regard.train.settle, "quicker", found)
 
     says(faster)
     go(tmp_path / "asked", steps=6, precision=faster)
@@ -179,6 +180,34 @@ def test_auto_takes_the_quicker_format_and_keeps_it(
     assert all(torch.equal(weight, found[name]) for name, weight in wanted.items())
     told = [json.loads(line) for line in (tmp_path / "auto" / "events.jsonl").read_text().splitlines()]
     assert [event["chosen"] for event in told if event["event"] == "precision"] == [faster]
+
+
+@pytest.mark.parametrize("gain", [0.9, 2.0])
+def test_auto_compiles_where_it_pays_and_keeps_to_it(
+    gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock and the compiler are stand-ins: what is measured decides, once, also for a resumed run."""
+    made: list[int] = []
+    settle = regard.train.settle
+    monkeypatch.setattr(settle, "PAYS", 0.0)
+    monkeypatch.setattr(settle, "compile_model", lambda model: made.append(1))
+    monkeypatch.setattr(settle, "uncompile_model", lambda model: made.append(-1))
+    monkeypatch.setattr(settle, "_shapes", lambda batch: {})
+    monkeypatch.setattr(settle, "_seconds", lambda step, precision: 1.0 / gain if sum(made) else 1.0)
+    go(tmp_path, steps=3, compile="auto")
+    assert sum(made) == (gain > 1)
+    go(tmp_path, steps=6, compile="auto", resume=True)
+    assert made == ([1, 1] if gain > 1 else [1, -1])
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["chosen"] for event in told if event["event"] == "compile"] == [gain > 1]
+
+
+def test_auto_says_why_it_does_not_compile(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    go(tmp_path / "a", steps=2, compile="auto")
+    go(tmp_path / "b", steps=2, compile="auto", recompute=True)
+    said = capfd.readouterr()
+    assert "not compiled: " in said.out + said.err
+    assert "activations are computed again" in said.out + said.err
 
 
 def test_both_formats_take_turns_and_the_best_counts() -> None:

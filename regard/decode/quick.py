@@ -1,0 +1,112 @@
+"""A compiled step: one token is written without Python in between.
+
+Between the large matrices, a step of one row is many small operations. `compiled(model)` has torch.compile
+make one program of them, from the same code. That takes half a minute, so it begins only after a model has
+written for a while: a short job never waits for it. What cannot be compiled is written as before.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from threading import Lock
+from typing import TypeVar
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from regard.errors import UsageError
+from regard.model import Decoder, EncoderDecoder, Model
+from regard.nn.cache import Cache
+
+AFTER = 256  # steps that are written as before: by then, half a minute may pay
+Kind = TypeVar("Kind", bound=Model)
+Program = Callable[[Decoder | EncoderDecoder, Tensor, Cache], Tensor]
+
+
+def compiled(model: Kind, after: int = AFTER) -> Kind:
+    """The same model, whose steps of one row will be compiled once it has written `after` tokens."""
+    if not isinstance(model, Decoder | EncoderDecoder):
+        raise UsageError(
+            f"only a model that writes has steps to compile, but this is a {type(model).__name__}."
+        )
+    if model.training:
+        raise UsageError(
+            "steps are compiled for answering, but this model is being trained: call model.eval() first."
+        )
+    _ = model.limit  # found once, before: its lock cannot be compiled
+    model.quick = Quick(after)
+    return model
+
+
+def step(model: Decoder | EncoderDecoder, ids_N: Tensor, cache: Cache) -> Tensor:
+    """Logits after one more token in each row, (N, V)."""
+    return answer(model, model.states(ids_N[:, None], cache=cache))
+
+
+def answer(model: Decoder | EncoderDecoder, x_NLD: Tensor) -> Tensor:
+    """Logits after the last token: only the last position has a question to answer, (N, V)."""
+    logits_N1V: Tensor = model.head(x_NLD[:, -1:])
+    return logits_N1V[:, 0].float()
+
+
+class Quick:
+    """Decides which of a model's steps are compiled.
+
+    Options:
+        after: steps that are not
+    """
+
+    def __init__(self, after: int) -> None:
+        self.left, self.lock = after, Lock()
+        self.program: Program | None = _program()
+        self.last: ref[Cache] | None = None
+
+    def __deepcopy__(self, _: object) -> Quick:
+        return Quick(self.left)  # a copy of a model compiles for itself
+
+    def __call__(self, model: Decoder | EncoderDecoder, ids_N: Tensor, cache: Cache) -> Tensor:
+        """As `step`."""
+        if len(ids_N) > 1 or not self.lock.acquire(blocking=False):  # one thread at a time
+            return step(model, ids_N, cache)
+        try:
+            self.left -= 1
+            if self.left >= 0 or self.program is None:
+                return step(model, ids_N, cache)
+            # a program that grows the cache would be another one, and so would one that fills it to the end
+            if cache.reserve(2) or self.last is None or self.last() is not cache:
+                for held, axis in cache.buffers():
+                    torch._dynamo.maybe_mark_dynamic(held, axis)
+                self.last = ref(cache)
+            return self._run(model, ids_N, cache)
+        finally:
+            self.lock.release()
+
+    def _run(self, model: Decoder | EncoderDecoder, ids_N: Tensor, cache: Cache) -> Tensor:
+        from torch._inductor import config as inductor  # not before it is needed: it takes long
+
+        assert self.program is not None
+        length = cache.length
+        try:
+            with inductor.patch(freezing=True):  # weights are constants
+                return self.program(model, ids_N, cache)
+        except Exception as error:  # a compiler has many ways to fail, and none of them may cost an answer
+            if cache.length != length:
+                raise
+            self.program = None
+            print(f"regard: steps stay uncompiled: {_said(error)}", file=sys.stderr)
+            return step(model, ids_N, cache)
+
+
+def _said(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+def _program() -> Program:
+    warnings.filterwarnings(
+        "ignore", message="To copy construct from a tensor"
+    )  # PyTorch warns of its own way
+    return torch.compile(step, fullgraph=True)

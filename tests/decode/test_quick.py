@@ -1,0 +1,91 @@
+"""Compiled steps: the same answers, only where they pay, and never at the cost of an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.decode import Rules, generate
+from regard.decode.engine import Session
+from regard.decode.quick import Quick, compiled
+from regard.errors import UsageError
+from regard.packed import packed
+
+PROMPT = [[3, 1, 4, 1, 5]]
+
+
+def built(name: str = "gpt", **more: Any) -> Any:
+    sizes = {"vocab": 37, "width": 32, "heads": 4, "layers": 2, "length": 160}
+    return regard.build(regard.system(name, **sizes, **more)).eval()
+
+
+def refusing(*_: object) -> Any:
+    raise RuntimeError("no compiler here\nand a long story")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")  # of the compiler about itself
+def test_a_compiled_step_says_what_a_step_says(capfd: pytest.CaptureFixture[str]) -> None:
+    """Past 64 columns too, where the cache grows, and for a second text."""
+    model = built()
+    whole, ready = Session(packed(model, "int8"), PROMPT), compiled(packed(model, "int8"), after=2)
+    quick = Session(ready, PROMPT)
+    for token in range(70):
+        ids_N = torch.tensor([token % 37])
+        whole.step(ids_N)
+        quick.step(ids_N)
+        assert (quick.logits_NV - whole.logits_NV).abs().max() < 1e-5
+    assert ready.quick.program is not None and quick.cache.length == 75
+    again, other = Session(ready, [[2, 7]]), Session(packed(model, "int8"), [[2, 7]])
+    for session in (again, other):
+        session.step(torch.tensor([9]))
+    assert (again.logits_NV - other.logits_NV).abs().max() < 1e-5
+    assert "uncompiled" not in capfd.readouterr().err
+
+
+def test_short_jobs_and_several_rows_are_never_compiled() -> None:
+    """A program that refuses would be noticed."""
+    model = built()
+    expected = generate(model, PROMPT * 2, rules=Rules(length=40))
+    compiled(model)
+    model.quick.program = refusing
+    assert [h[0].ids for h in generate(model, PROMPT, rules=Rules(length=40))] == [expected[0][0].ids]
+    compiled(model, after=0)
+    model.quick.program = refusing
+    found = generate(model, PROMPT * 2, rules=Rules(length=40))
+    assert [h[0].ids for h in found] == [h[0].ids for h in expected]
+    assert model.quick.program is refusing
+
+
+def test_what_cannot_be_compiled_is_written_as_before(capfd: pytest.CaptureFixture[str]) -> None:
+    """One sentence, once; the answer is whole."""
+    model = built()
+    expected = generate(model, PROMPT, rules=Rules(length=12))
+    compiled(model, after=3)
+    model.quick.program = refusing
+    assert generate(model, PROMPT, rules=Rules(length=12))[0][0].ids == expected[0][0].ids
+    said = capfd.readouterr().err
+    assert said == "regard: steps stay uncompiled: no compiler here\n"
+    assert model.quick.program is None
+
+
+def test_two_threads_do_not_compile_at_once() -> None:
+    """Who comes second goes on uncompiled."""
+    model = built()
+    compiled(model, after=0)
+    assert isinstance(model.quick, Quick)
+    model.quick.program = refusing
+    with model.quick.lock:
+        generate(model, PROMPT, rules=Rules(length=4))
+    assert model.quick.program is refusing
+
+
+def test_only_models_at_rest_that_write_are_compiled() -> None:
+    """Each refusal says what to do."""
+    with pytest.raises(UsageError, match="only a model that writes"):
+        compiled(built("bert"))
+    with pytest.raises(UsageError, match=r"model\.eval"):
+        compiled(built().train())
