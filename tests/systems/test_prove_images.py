@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -48,19 +48,19 @@ def digits(split: Split) -> Tensor:
 
 
 @cache
-def scenes(split: Split, side: int = SIDE) -> Tensor:
-    """(10,000 or 1,000 images, 64 or more); those to learn from are there once more as in a mirror."""
+def scenes(split: Split) -> Tensor:
+    """(10,000 or 1,000 images, 64); those to learn from are there once more as in a mirror."""
     path = FOLDER / "cifar10_subset" / {"train": "train_5000.png", "test": "test_1000.png"}[split]
     if not path.exists():
         pytest.skip(f"no such file: {path}")
     colours = torch.from_numpy(np.array(Image.open(path)).reshape(-1, 32, 32, 3))
     grey = colours.float().mean(-1)
-    return levels(torch.cat([grey, grey.flip(-1)]) if split == "train" else grey, side)
+    return levels(torch.cat([grey, grey.flip(-1)]) if split == "train" else grey)
 
 
-def levels(images: Tensor, side: int = SIDE) -> Tensor:
+def levels(images: Tensor) -> Tensor:
     """Small, with few levels, each image a line."""
-    small = F.adaptive_avg_pool2d(images, side)
+    small = F.adaptive_avg_pool2d(images, SIDE)
     return (small * LEVELS / 256).long().clamp(max=LEVELS - 1).flatten(1)
 
 
@@ -74,7 +74,7 @@ def bits(
     images: Images = digits,
 ) -> float:
     """Bits per pixel of a model of that recipe, taught for so many steps."""
-    order = torch.arange(images("test").shape[1]) if order is None else order
+    order = torch.arange(SIDE * SIDE) if order is None else order
     model, random = regard.build(recipe, seed), torch.Generator().manual_seed(seed)
     optim = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98))
     train, test = images("train")[:, order], images("test")[:, order]
@@ -129,23 +129,23 @@ def test_a_stride_of_a_line_costs_nothing_on_images() -> None:
     assert blind > dense + 0.05, "the bar of the others, with room"
 
 
-def image(seed: int, steps: int, layers: int = 4, side: int = SIDE, **options: Any) -> float:
+def image(seed: int, steps: int, layers: int = 4, **options: Any) -> float:
     """Bits per pixel of scenes, of an Image Transformer."""
     order = None
     if options.get("local") == "2d":
-        order = Local2D(Dims(width=1), side, options["tile"], options["flange"]).order(side)
-    sizes = SIZES | {"length": side * side, "across": side}
-    recipe = regard.system("image_transformer", layers=layers, order="pre", **sizes, **options)
-    return bits(recipe, steps, 16, 4e-3, order, seed, partial(scenes, side=side))
+        order = Local2D(Dims(width=1), SIDE, options["tile"], options["flange"]).order(SIDE)
+    recipe = regard.system("image_transformer", layers=layers, order="pre", **LINE, **SIZES, **options)
+    return bits(recipe, steps, 16, 4e-3, order, seed, scenes)
 
 
 def test_what_lies_around_a_pixel_tells_more_than_a_quarter_of_it() -> None:
     """Parmar et al. 2018, section 3.3: blocks in lines and in the plane. Twins: short blocks, and blind ones.
 
     Both are 25 % below the bits of each pixel's own frequencies; a model that sees only the pixel before is
-    not. That 2-D is at least as good as 1-D is not to be found on images of 8 x 8, where a block of 8 is a
-    line and sees the one above: after 2000 steps 2.529 (rectangles of 4 x 4) and 2.513 (8 x 4) against 2.499.
-    It is on images of 16 x 16: see below.
+    not. That 2-D is at least as good as 1-D was not found on images of 8 x 8, where a block of 8 is a line
+    and sees the one above: after 2000 steps 2.529 (rectangles of 4 x 4) and 2.513 (8 x 4) against 2.499.
+    Nor on 16 x 16, after 200 steps: 2.580 against 2.379, mean of three seeds. Telling keys the place of the
+    pixel they hold gains 0.03 on 8 x 8 (2.619 to 2.592 after 700 steps; lines 2.571 to 2.557), not enough.
     """
     plane: dict[str, Any] = {"local": "2d", "tile": (4, 4), "flange": (4, 4)}
     kinds: dict[str, dict[str, Any]] = {"short": {"block": 4}, "line": {"block": 8}, "plane": plane}
@@ -158,19 +158,6 @@ def test_what_lies_around_a_pixel_tells_more_than_a_quarter_of_it() -> None:
     assert blind > bar
     assert mean(found["line"]) < mean(found["short"]) - 0.02
     assert found["plane"][0] < alone - 0.02
-
-
-def test_rectangles_are_better_than_pieces_of_lines() -> None:
-    """Parmar et al. 2018, section 3.3, where a block of 8 is half a line. Twin: they see no other."""
-    plane: dict[str, Any] = {"local": "2d", "tile": (4, 4), "flange": (4, 4), "side": 16}
-    line = [image(seed, 500, block=8, side=16) for seed in SEEDS]
-    found = [image(seed, 500, **plane) for seed in SEEDS]
-    alone = image(0, 500, **plane | {"flange": (0, 0)})
-    bar = 0.75 * marginal(partial(scenes, side=16))
-    print(f"bar {bar:.4f} lines", line, "rectangles", found, f"alone {alone:.4f}")
-    assert max(line + found) <= bar
-    assert all(two <= one for two, one in zip(found, line, strict=True)), "with every seed"
-    assert alone > line[0], "the bar of the others"
 
 
 def test_the_longer_the_blocks_the_better() -> None:
