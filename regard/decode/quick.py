@@ -106,7 +106,6 @@ def _said(error: Exception) -> str:
 
 
 def _program() -> Program:
-    warnings.filterwarnings(
-        "ignore", message="To copy construct from a tensor"
-    )  # PyTorch warns of its own way
+    # PyTorch warns of its own way
+    warnings.filterwarnings("ignore", message="To copy construct from a tensor")
     return torch.compile(step, fullgraph=True)

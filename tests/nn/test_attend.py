@@ -480,3 +480,27 @@ def test_half_precision_stays_close(how: How) -> None:
         return y.float() * real
 
     assert (run(torch.bfloat16) - run(torch.float32)).abs().max() < 0.05
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
+def test_a_compiled_model_learns_from_kept_scores_too() -> None:
+    """The same gradients as with scores written out; three blocks of queries, the last one short."""
+    sizes = {"vocab": 17, "width": 16, "heads": 4, "layers": 2, "length": 300}
+    model = regard.build(regard.system("gpt", **sizes)).double().train()
+    ids_BL = torch.randint(0, 17, (2, 300))
+    kept: list[Any] = []
+
+    def learned(states: Any, **more: Any) -> list[Tensor]:
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):  # type: ignore[func-returns-value]
+            y_BLD = states(ids_BL, **more)
+        (y_BLD * torch.linspace(-1, 1, y_BLD.numel()).view_as(y_BLD)).sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    _ = model.limit
+    wanted = learned(model.states, how="explicit")
+    kept.clear()
+    found = learned(torch.compile(model.states, backend="aot_eager"))
+    assert (8, 44, 300) in {tuple(shape) for shape in kept}, "scores of the last block were not kept"
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() <= 1e-9 * (1 + other.abs().max())

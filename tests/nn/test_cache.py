@@ -393,3 +393,23 @@ def test_alibi_goes_past_any_length() -> None:
     model = gpt(position=of(Alibi), length=12)
     ids = tokens(2, 40, "plain")
     assert (fed(model, ids, model.cache(2), [30]) - whole(model, ids)).abs().max() < 1e-4
+
+
+def test_place_is_made_before_it_is_needed() -> None:
+    """And nothing else changes: not what was written, nor how much there is."""
+    cache = Cache(1)
+    for token in range(64):
+        cache.begin(torch.tensor([[token]]), plain=True)
+        cache.extend("a", torch.full((1, 1, 1, 2), token), torch.zeros(1, 1, 1, 2))
+    held, bytes_ = [t for t, _ in cache.buffers()], cache.nbytes
+    assert cache.reserve(2) and not cache.reserve(2)
+    assert all(new.shape[axis] >= 66 for new, axis in cache.buffers())
+    assert all(
+        torch.equal(new[..., :64, :] if axis == 2 else new[:, :64], old)
+        for (new, axis), old in zip(cache.buffers(), held, strict=True)
+    )
+    assert cache.nbytes == bytes_ and cache.length == 64
+    place = [t.data_ptr() for t, _ in cache.buffers()]
+    cache.begin(torch.tensor([[64]]), plain=True)
+    cache.extend("a", torch.full((1, 1, 1, 2), 64), torch.zeros(1, 1, 1, 2))
+    assert [t.data_ptr() for t, _ in cache.buffers()] == place, "it grew again"

@@ -37,6 +37,19 @@ def test_a_row_is_the_product_of_its_shares(
     assert (found - wanted).abs().max() < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
+def test_a_compiled_row_is_the_same(threads: int) -> None:
+    """In one graph, by an operator that the compiler does not look into."""
+    x, weight, bias = torch.randn(1, 1, 24), torch.randn(31, 24), torch.randn(31)
+    torch.compiler.reset()
+    program = torch.compile(product, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(program(x, weight, bias), product(x, weight, bias))
+    torch.library.opcheck(
+        torch.ops.regard.shares.default, (x, weight), test_utils=["test_schema", "test_faketensor"]
+    )
+
+
 def test_all_threads_are_asked_for_one_row_only(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for two, not where something is learned, not in half precision."""
     split: list[int] = []
