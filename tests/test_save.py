@@ -282,8 +282,8 @@ def test_the_seed_of_the_weights_does_not_matter_to_what_is_loaded(tmp_path: Pat
 
 def test_a_model_is_loaded_without_the_compiler(tmp_path: Path) -> None:
     """Importing torch's compiler takes a second, which nobody waits for who only asks."""
-    model = regard.build(regard.system("sparse_transformer", vocab=7, width=8, heads=2, layers=1, length=16))
+    model = regard.build(regard.system("sparse_transformer", vocab=7, width=8, heads=2, layers=1, length=512))
     save(model, tmp_path / "model")
     code = "import sys, torch; from regard.save import load_model; model = load_model(sys.argv[1])"
-    code += "; model(torch.ones(1, 16, dtype=torch.long)); assert 'torch._dynamo' not in sys.modules"
+    code += "; model(torch.ones(1, 512, dtype=torch.long)); assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], check=True)

@@ -53,6 +53,7 @@ def test_short_jobs_and_several_rows_are_never_compiled() -> None:
     compiled(model)
     model.quick.program = refusing
     assert [h[0].ids for h in generate(model, PROMPT, rules=Rules(length=40))] == [expected[0][0].ids]
+    assert model.quick.program is refusing, "it was asked"
     compiled(model, after=0)
     model.quick.program = refusing
     found = generate(model, PROMPT * 2, rules=Rules(length=40))
