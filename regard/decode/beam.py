@@ -127,36 +127,43 @@ def candidates(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best 2 * beam continuations of each sentence: (log p, which hypothesis they continue, token).
 
-    The best of each hypothesis are found first, and only those compete across hypotheses.
+    The logits are used up: log p is written where they stand.
     """
-    B, N = alive_BN.shape
-    logp_NV = logits_NV.log_softmax(-1)
+    logp_NV = torch.log_softmax(logits_NV, -1, out=logits_NV)
     if banned is not None:
         logp_NV[:, banned] = -torch.inf
-    best_NC, token_NC = largest(logp_NV, min(2 * beam, logp_NV.shape[-1]))
-    each = best_NC.shape[-1]
-    logp_BC = (alive_BN.view(B * N, 1) + best_NC.double()).view(B, N * each)
-    logp_BC, flat_BC = logp_BC.topk(min(2 * beam, N * each), dim=-1)
-    return logp_BC, flat_BC // each, token_NC.view(B, N * each).gather(1, flat_BC)
+    count = min(2 * beam, alive_BN.shape[1] * logp_NV.shape[1])
+    logp_BC, place_BC = largest(logp_NV.view(*alive_BN.shape, -1), alive_BN, count)
+    return logp_BC, place_BC // logp_NV.shape[1], place_BC % logp_NV.shape[1]
 
 
-def largest(x_NV: Tensor, count: int, piece: int = 64) -> tuple[Tensor, Tensor]:
-    """The largest of each row and where they stand, best first: what `topk` gives, sooner.
+def largest(x_BNV: Tensor, more_BN: Tensor, count: int, piece: int = 64) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each x + more, and where they stand if N and V are one axis, best first.
 
-    Rows are cut into pieces. What is among the `count` largest stands in one of the `count` pieces with the
-    largest heads, so only these, and what is left over at the end, have to be sorted.
+    What `topk` gives, sooner: rows are cut into pieces. What is among the `count` largest stands in one of
+    the `count` pieces with the largest heads, or in what is left over at the end of the rows, and only these
+    have to be sorted.
     """
-    (N, V), pieces = x_NV.shape, x_NV.shape[1] // piece
-    if pieces <= 2 * count:
-        return x_NV.topk(count, dim=-1)
-    whole = pieces * piece
-    x_NPX = x_NV[:, :whole].unflatten(1, (pieces, piece))
-    best_NC = x_NPX.amax(-1).topk(count, dim=-1, sorted=False).indices
-    place_NCX = best_NC[..., None] * piece + torch.arange(piece, device=x_NV.device)
-    rest_NX = torch.arange(whole, V, device=x_NV.device).expand(N, -1)
-    place_NX = torch.cat([place_NCX.flatten(1), rest_NX], 1)
-    found_NC, which_NC = x_NV.gather(1, place_NX).topk(count, dim=-1)
-    return found_NC, place_NX.gather(1, which_NC)
+    (B, N, V), pieces = x_BNV.shape, x_BNV.shape[2] // piece
+    if N * pieces <= 2 * count:
+        return (x_BNV + more_BN[..., None]).flatten(1).topk(count)
+    x_BNPX = x_BNV[..., : pieces * piece].unflatten(2, (pieces, piece))
+    head_BP = (x_BNPX.amax(-1) + more_BN[..., None]).flatten(1)
+    best_BC = head_BP.topk(count, sorted=False).indices
+    row_B1, of_BC, which_BC = (
+        torch.arange(B, device=x_BNV.device)[:, None],
+        best_BC // pieces,
+        best_BC % pieces,
+    )
+    found_BCX = x_BNPX[row_B1, of_BC, which_BC] + more_BN.gather(1, of_BC)[..., None]
+    place_BCX = (of_BC * V + which_BC * piece)[..., None] + torch.arange(piece, device=x_BNV.device)
+    found_BX, place_BX = found_BCX.flatten(1), place_BCX.flatten(1)
+    if pieces * piece < V:
+        rest_NX = torch.arange(N * V, device=x_BNV.device).view(N, V)[:, pieces * piece :]
+        found_BX = torch.cat([found_BX, (x_BNV[..., pieces * piece :] + more_BN[..., None]).flatten(1)], 1)
+        place_BX = torch.cat([place_BX, rest_NX.flatten().expand(B, -1)], 1)
+    found_BC, index_BC = found_BX.topk(count)
+    return found_BC, place_BX.gather(1, index_BC)
 
 
 def _rows(ids_BNL: Tensor, index_BC: Tensor) -> Tensor:

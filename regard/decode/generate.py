@@ -27,7 +27,7 @@ def generate(
     rules: Rules | None = None,
     eos: int | None = None,
     decode: Decode | None = None,
-    budget: int = 8192,
+    budget: int = 16384,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """For each prompt its answers, best first; `rules.nbest` of them.

@@ -69,7 +69,9 @@ class Quick:
 
     def __call__(self, model: Decoder | EncoderDecoder, ids_N: Tensor, cache: Cache) -> Tensor:
         """As `step`."""
-        if len(ids_N) > 1 or not self.lock.acquire(blocking=False):  # one thread at a time
+        if (
+            len(ids_N) > 1 or cache.own_BNM is not None or not self.lock.acquire(blocking=False)
+        ):  # one thread at a time
             return step(model, ids_N, cache)
         try:
             self.left -= 1

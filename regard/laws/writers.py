@@ -63,19 +63,35 @@ def decode_equals_forward(
         return gap(torch.cat(pieces, 1), ask(model, ids_BL), ids_BL >= 0)
 
 
+Moves = tuple[tuple[list[int], list[int] | None, int], ...]  # rows, their sources if they share, tokens
+ALONE: Moves = (([2, 0, 0, 1], None, 2), ([3, 1], None, 1), ([1, 0, 1], None, 2))
+SHARED: Moves = (
+    ([0, 0, 1, 1, 2, 2], [0, 1, 2], 1),  # two beams each
+    ([1, 1, 3, 2, 5, 4], [0, 1, 2], 2),  # one dies, two change places
+    ([5, 4, 4, 1, 0, 1], [2, 0], 1),  # a source leaves, three beams each
+    ([4, 0, 5], None, 1),  # each goes on by itself
+)
+
+
 def beams_equal_forward(model: Model, static: bool = False, first: int = 0, pads: str = "left") -> float:
-    """Rows of the cache are permuted, repeated and dropped on the way: each goes on from its own past."""
-    ids_BL, new = tokens(3, pads=pads), tokens(4, pads="plain", seed=1)
+    """Rows of the cache are permuted, repeated and dropped on the way, alone and as beams that share what
+    they descend from: each goes on from its own past."""
+    return max(_moved(model, static, first, pads, moves) for moves in (ALONE, SHARED))
+
+
+def _moved(model: Model, static: bool, first: int, pads: str, moves: Moves) -> float:
+    ids_BL, new = tokens(3, pads=pads), tokens(6, pads="plain", seed=1)
     source_BM, worst = source(ids_BL), 0.0
     cache = begin(model, ids_BL, LENGTH if static else None)
     half = max(first, 9)
     with torch.no_grad():
         ask(model, ids_BL[:, :half], cache=cache)
-        for index, steps in (([2, 0, 0, 1], 2), ([3, 1], 1), ([1, 0, 1], 2)):
-            cache.reorder(torch.tensor(index))
+        for index, sources, steps in moves:
+            cache.reorder(torch.tensor(index), None if sources is None else torch.tensor(sources))
             at, source_BM = cache.length, source_BM[index]
             ids_BL = torch.cat([ids_BL[index, :at], new[: len(index), at : at + steps]], 1)
-            got = [ask(model, ids_BL[:, n : n + 1], cache=cache) for n in range(at, at + steps)]
+            piece = 1 if sources is None else steps
+            got = [ask(model, ids_BL[:, n : n + piece], cache=cache) for n in range(at, at + steps, piece)]
             worst = max(worst, gap(torch.cat(got, 1), ask(model, ids_BL, source_BM)[:, at:]))
     return worst
 

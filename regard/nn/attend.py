@@ -53,8 +53,23 @@ def attend(
     Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762. Queries stand at `ctx.pos_BL`, keys at
     `j_BM`; keys at a negative position are never seen, and a query that sees nothing reads nothing. Keys that
     stand nowhere (`j_BM` is None: each is made of all tokens) are seen by all. H heads may share G groups of
-    keys. `raw_BHLK` are the queries before `position.turn`, from which a bias is made.
+    keys, and several rows of queries one row of keys, as beams do. `raw_BHLK` are the queries before
+    `position.turn`, from which a bias is made.
     """
+    if (sources := k_BGMK.shape[0]) < (rows := q_BHLK.shape[0]):  # they ask together, as queries of one row
+        y_BHLK = attend(
+            _asked(q_BHLK, sources),
+            k_BGMK,
+            v_BGMK,
+            j_BM,
+            ctx.but(pos_BL=ctx.pos_BL.expand(rows, -1).reshape(sources, -1), plain=False),
+            score=score,
+            pattern=pattern,
+            position=position,
+            raw_BHLK=None if raw_BHLK is None or raw_BHLK is q_BHLK else _asked(raw_BHLK, sources),
+            dropout=dropout,
+        )
+        return cast(Tensor, y_BHLK.unflatten(2, (rows // sources, -1)).transpose(1, 2).flatten(0, 1))
     if j_BM is None:
         if ctx.tape is None and ctx.how != "explicit" and score.is_dot:
             return _fused(q_BHLK, k_BGMK, v_BGMK, score, None, None, False, dropout)
@@ -82,6 +97,10 @@ def attend(
         return _fused(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, causal, dropout)
     more = partial(value.value, i_BL=ctx.pos_BL, j_BM=j_BM) if value is not None else None
     return _explicit(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, more, dropout, ctx)
+
+
+def _asked(q_NHLK: Tensor, sources: int) -> Tensor:
+    return cast(Tensor, q_NHLK.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3))
 
 
 def _choose(
@@ -121,24 +140,32 @@ def _pays(pattern: Pattern, length: int, heads: int, ctx: Context) -> bool:
 
 def _whole(ctx: Context, j_BM: Tensor) -> bool:
     """Keys stand at 0 .. M - 1 in every row, the queries last: what a pattern amounts to is known."""
-    if not ctx.plain or (ctx.cache is not None and not ctx.cache.plain):
+    cache = ctx.cache
+    if not ctx.plain or (cache is not None and (not cache.plain or cache.own_BNM is not None)):
         return False
-    return j_BM is ctx.pos_BL or (
-        ctx.cache is not None and ctx.cache.capacity is None and j_BM is ctx.cache.seen_BM
-    )
+    return j_BM is ctx.pos_BL or (cache is not None and cache.capacity is None and j_BM is cache.seen_BM)
 
 
 def _allow(pattern: Pattern, ctx: Context, j_BM: Tensor) -> Tensor:
     """Who may see whom: (B or 1, H or 1, L, M); made once for all layers that ask the same."""
+    own_BNM = None
+    if ctx.cache is not None and j_BM is ctx.cache.seen_BM:
+        own_BNM = ctx.cache.own_BNM  # of beams, each sees the columns it descends from
 
     def make() -> Tensor:
         i, j = ctx.pos_BL[:, None, :, None], j_BM[:, None, None, :]
-        return pattern(i, j) & (j >= 0)
+        allow = pattern(i, j) & (j >= 0)
+        if own_BNM is None:
+            return allow
+        tokens = ctx.pos_BL.shape[1] // own_BNM.shape[1]
+        return allow & own_BNM[:, None].repeat_interleave(tokens, 2)
 
     if j_BM is ctx.pos_BL:
         return cast(Tensor, ctx.once(("own", pattern), make))
     if ctx.memory is not None and j_BM is ctx.memory.pos_BM:
         return cast(Tensor, ctx.once(("memory", pattern), make))
+    if own_BNM is not None:
+        return cast(Tensor, ctx.once(("beams", pattern), make))
     return make()
 
 

@@ -3,6 +3,11 @@
 A cache is an argument, addressed by path and not by module, so that shared weights keep separate memories.
 Attention needs no order among its keys, only their positions: a column whose position is -1 is never seen.
 That one rule serves padding, preallocated columns not yet written, and the ring of a sliding window.
+
+Beams are a tree: the hypotheses of a sentence share their past, and a new choice of them changes who descends
+from whom. So nothing is moved: the columns of all of them stand together, once for each sentence, and a table
+says which of them each hypothesis descends from. Columns from which nobody descends any more are let go of
+when they have become the most.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from regard.errors import UsageError
 from regard.nn.context import Memory
 
 Precision = Literal["full", "int8"]
+SLACK = 4  # tokens of each beam that may be written until it is looked who is needed
 
 
 class Cache:
@@ -39,7 +45,11 @@ class Cache:
         if precision not in ("full", "int8"):
             raise UsageError(f"The precision of a cache must be full or int8, but is {precision!r}.")
         self.batch, self.capacity, self.spare, self.precision = batch, length, spare, precision
-        self.length = 0  # columns so far
+        self.length = 0  # tokens of each row so far
+        self.columns = 0  # as many, or those of all rows that share a source
+        self.each = 1  # rows that share a source
+        self.own_BNM: Tensor | None = None  # which columns of its source each row descends from; None: all
+        self._full = 0  # columns at which it is worth looking which of them are needed
         self.plain = True  # no padding so far: every row holds positions 0 .. length - 1
         self.memory: Memory | None = None
         self.slots: dict[str, Slot] = {}
@@ -50,12 +60,15 @@ class Cache:
     @property
     def next_B(self) -> Tensor:
         """The position that the next token of each row will have."""
-        return self._next(self.length)
+        return self._next(self.columns)
 
-    def _next(self, length: int) -> Tensor:
-        if self._pos_BM is None or not length:
+    def _next(self, columns: int) -> Tensor:
+        if self._pos_BM is None or not columns:
             return torch.zeros(self.batch, dtype=torch.long)
-        return (self._pos_BM[:, :length].amax(1) + 1).expand(self.batch)
+        pos_BM = self._pos_BM[:, :columns]
+        if self.own_BNM is not None:
+            return (pos_BM[:, None].where(self.own_BNM, -1).amax(-1) + 1).expand(-1, self.each).flatten()
+        return (pos_BM.amax(1) + 1).expand(self.batch)
 
     def begin(self, pos_BL: Tensor, plain: bool) -> None:
         """A model call starts: its tokens stand at `pos_BL`; called by the model, before its stack runs."""
@@ -66,12 +79,23 @@ class Cache:
                 f"{self.capacity}; make it with a larger length, or with length=None to let it grow."
             )
         self.plain = self.plain and plain
-        self._pos_BM = _room(self._pos_BM, self.length, new, 1, pos_BL, self.capacity, empty=-1)
+        self._new_BL, self.length = pos_BL, self.length + new
+        if self.own_BNM is not None:
+            pos_BL = self._grow(pos_BL)
+        start, self.columns = self.columns, self.columns + pos_BL.shape[1]
+        self._pos_BM = _room(self._pos_BM, start, pos_BL.shape[1], 1, pos_BL, self.capacity, empty=-1)
         if pos_BL.shape[0] > self._pos_BM.shape[0]:
             self._pos_BM = self._pos_BM.expand(pos_BL.shape[0], -1).clone()
-        self._pos_BM[:, self.length : self.length + new] = pos_BL
-        self._new_BL, self.length = pos_BL, self.length + new
-        self._seen_BM = self._pos_BM if self.capacity is not None else self._pos_BM[:, : self.length]
+        self._pos_BM[:, start : self.columns] = pos_BL
+        self._seen_BM = self._pos_BM if self.capacity is not None else self._pos_BM[:, : self.columns]
+
+    def _grow(self, pos_BL: Tensor) -> Tensor:
+        """Every row has new columns of its own; where they stand, those of a source one after the other."""
+        assert self.own_BNM is not None
+        new_NM = torch.eye(self.each, dtype=torch.bool, device=pos_BL.device)
+        new_NM = new_NM.repeat_interleave(pos_BL.shape[1], 1)
+        self.own_BNM = torch.cat([self.own_BNM, new_NM.expand(len(self.own_BNM), -1, -1)], -1)
+        return pos_BL.repeat(1, self.each) if len(pos_BL) == 1 else pos_BL.reshape(len(self.own_BNM), -1)
 
     def buffers(self) -> Iterator[tuple[Tensor, int]]:
         """What has a column for each token, and along which axis."""
@@ -86,7 +110,7 @@ class Cache:
         if self.capacity is not None or self._pos_BM is None:
             return False
         before = self._pos_BM
-        self._pos_BM = _room(before, self.length, new, 1, before, None, empty=-1)
+        self._pos_BM = _room(before, self.columns, new, 1, before, None, empty=-1)
         for slot in self.slots.values():
             slot.reserve(new)
         return self._pos_BM is not before
@@ -103,15 +127,16 @@ class Cache:
         return self._new_BL
 
     def extend(
-        self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, reach: int | None = None
+        self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, reach: int | None = None, shared: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Add new keys and values; get all that may still be seen, with their positions.
 
-        `reach` is how far back the pattern can see: what lies behind is forgotten.
+        `reach` is how far back the pattern can see: what lies behind is forgotten. Who can have those of
+        several rows together, as `own_BNM` says, and so fewer rows, says `shared`.
         """
         slot = self.slots.get(path)
         if slot is None:
-            slot = self.slots[path] = Every(self) if reach is None else Ring(self, reach)
+            slot = self.slots[path] = Every(self, shared) if reach is None else Ring(self, reach)
         assert isinstance(slot, Every | Ring)
         return slot.extend(k_BGMK, v_BGMK)
 
@@ -150,27 +175,56 @@ class Cache:
         """Keep these rows, in this order: beams that survive, requests that go on. May also repeat rows.
 
         `sources_B`: what was computed once from the sources (an encoder's memory, its keys and values) is not
-        repeated with the rows, but kept for these sources; the rows are then as many for each, in order.
+        repeated with the rows, but kept for these sources; the rows are then as many for each, in order. Nor
+        are the keys and values of a past that they share.
         """
-        unmoved = sources_B is not None and _in_order(sources_B, self.sources)
-        if unmoved and _in_order(index_N, self.batch):
+        of_B = index_N // self.each if sources_B is None else sources_B
+        each, unmoved = len(index_N) // len(of_B), _in_order(of_B, self.sources)
+        if unmoved and each == self.each and _in_order(index_N, self.batch):
             return
-        of_B = index_N if sources_B is None else sources_B
+        if tree := self.own_BNM is not None or (sources_B is not None and self._shares):
+            held_BNM = self.own_BNM
+            if held_BNM is None:
+                held_BNM = torch.ones(self.batch, 1, self.columns, dtype=torch.bool, device=index_N.device)
+            self.own_BNM = held_BNM.flatten(0, 1).index_select(0, index_N).unflatten(0, (-1, each))
         for slot in self.slots.values():
-            if not isinstance(slot, Kept):
+            if not (isinstance(slot, Kept) or (tree and isinstance(slot, Every))):
                 slot.pick(index_N)
             elif not unmoved:
                 slot.pick(of_B)
         if self._pos_BM is not None and self._pos_BM.shape[0] > 1:
-            self._pos_BM = self._pos_BM.index_select(0, index_N)
+            self._pos_BM = self._pos_BM.index_select(0, of_B if tree else index_N)
         if self.memory is not None and not unmoved:
             self.memory = self.memory.pick(of_B)
-        self.batch = len(index_N)
+        self.batch, self.each = len(index_N), each
+        if tree and self.columns >= self._full:
+            self._shed()
+
+    def _shed(self) -> None:
+        """Let go of the columns from which no row descends, if they are the most."""
+        assert self.own_BNM is not None and self._pos_BM is not None
+        live_BM = self.own_BNM.any(1)
+        most = int(live_BM.sum(1).max())
+        self._full = 2 * most + SLACK * self.each
+        if 2 * most > self.columns:
+            return
+        kept_BM = live_BM.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+        self._pos_BM = self._pos_BM.expand(len(kept_BM), -1).gather(1, kept_BM)
+        self.own_BNM = self.own_BNM.gather(2, kept_BM[:, None].expand(-1, self.each, -1))
+        self.columns = most
+        for slot in self.slots.values():
+            if isinstance(slot, Every):
+                slot.shed(kept_BM)
 
     @property
     def sources(self) -> int:
         """How many sources there are: as many as rows, unless rows share them."""
-        return self.batch if self.memory is None else len(self.memory.x_BMD)
+        return self.batch // self.each
+
+    @property
+    def _shares(self) -> bool:
+        every = [slot for slot in self.slots.values() if isinstance(slot, Every)]
+        return self.capacity is None and bool(every) and all(slot.shared for slot in every)
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` columns, as if they had never been fed."""
@@ -178,10 +232,13 @@ class Cache:
             raise UsageError(f"At most {self.length} columns can be taken back, but {count} were asked for.")
         if not count or self._pos_BM is None:
             return
+        if self.own_BNM is not None:
+            raise UsageError("Tokens of beams cannot be taken back: they stand among those of other beams.")
         next_B = self._next(self.length - count).to(self._pos_BM.device)
         for path, slot in self.slots.items():  # refuse before anything is changed
             slot.check(next_B, path)
         self.length -= count
+        self.columns = self.length
         self._pos_BM[:, self.length :] = -1
         for slot in self.slots.values():
             slot.rollback(next_B)
@@ -251,15 +308,15 @@ class Swapped(Slot):
 class Every(Slot):
     """All keys, a column each, in the order in which they came."""
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
+    def __init__(self, cache: Cache, shared: bool = False) -> None:
+        self.cache, self.shared = cache, shared
         self.other: tuple[Tensor, ...] = ()  # rows are moved from one pair of buffers to the other
 
     def pick(self, index_N: Tensor) -> None:
         """Keep these rows, in this order; columns not yet written are not moved."""
         if any(t.requires_grad for t in self.state):  # `out=` below has no gradient
             return super().pick(index_N)
-        used = self.state[0].shape[2] if self.cache.capacity is not None else self.cache.length
+        used = self.state[0].shape[2] if self.cache.capacity is not None else self.cache.columns
         shape = (len(index_N), *self.state[0].shape[1:])
         if not self.other or self.other[0].shape != shape:
             self.other = tuple(t.new_empty(len(index_N), *t.shape[1:]) for t in self.state)
@@ -269,11 +326,13 @@ class Every(Slot):
 
     def reserve(self, new: int) -> None:
         """Make place for so many more columns."""
-        self.state = tuple(_room(t, self.cache.length, new, 2, t, None) for t in self.state)
+        self.state = tuple(_room(t, self.cache.columns, new, 2, t, None) for t in self.state)
 
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Write the new columns; return all that are in use (or all there are, if static)."""
-        end, new = self.cache.length, k_BGMK.shape[2]
+        if self.cache.own_BNM is not None:
+            k_BGMK, v_BGMK = (self._beside(t) for t in (k_BGMK, v_BGMK))
+        end, new = self.cache.columns, k_BGMK.shape[2]
         given = self.cache.pack((k_BGMK, v_BGMK))
         pairs = zip(self.state or (None,) * len(given), given, strict=True)
         self.state = tuple(_room(s, end - new, new, 2, t, self.cache.capacity) for s, t in pairs)
@@ -286,13 +345,26 @@ class Every(Slot):
         assert self.cache.seen_BM is not None
         return k, v, self.cache.seen_BM
 
+    def shed(self, kept_BM: Tensor) -> None:
+        """Only these columns of each row, in this order, which is that of before."""
+        for t in self.state:
+            (B, G, M, _), (_, used) = t.shape, kept_BM.shape
+            first_BG = torch.arange(B * G, device=t.device).view(B, G) * M
+            index_BGM = first_BG[..., None] + kept_BM[:, None]
+            t[:, :, :used] = t.flatten(0, 2).index_select(0, index_BGM.flatten()).view(B, G, used, -1)
+
+    def _beside(self, t_NGMK: Tensor) -> Tensor:
+        """Columns of the rows of one source, one after the other."""
+        t_BGMK: Tensor = t_NGMK.unflatten(0, (-1, self.cache.each)).transpose(1, 2).flatten(2, 3)
+        return t_BGMK
+
     def check(self, next_B: Tensor, path: str) -> None:
         """Nothing is ever lost: the cache's own positions say what is there."""
 
     @property
     def nbytes(self) -> int:
         """Bytes in use."""
-        part = 1.0 if self.cache.capacity is not None else self.cache.length / self.state[0].shape[2]
+        part = 1.0 if self.cache.capacity is not None else self.cache.columns / self.state[0].shape[2]
         return round(part * super().nbytes)
 
 

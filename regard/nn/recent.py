@@ -62,7 +62,7 @@ class Recent(Cache):
         self._new_BL, self.length = pos_BL, self.length + pos_BL.shape[1]
 
     def extend(
-        self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, reach: int | None = None
+        self, path: str, k_BGMK: Tensor, v_BGMK: Tensor, reach: int | None = None, shared: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The keys and values in memory and the new ones, with their positions."""
         (old_k, old_v), j_BM = self._look(path, (k_BGMK, v_BGMK), reach)

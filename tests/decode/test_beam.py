@@ -175,11 +175,13 @@ def test_finished_sentences_leave_the_batch(make: Make, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("count", [1, 4, 10])
 def test_the_largest_are_found_piece_by_piece(vocab: int, count: int) -> None:
     random = torch.Generator().manual_seed(vocab + count)
-    x_NV = torch.randperm(7 * vocab, generator=random).view(7, vocab).float()  # no two alike
-    x_NV[0, : vocab // 2] = -torch.inf
-    x_NV[1] = torch.arange(vocab)  # all of the largest in the last pieces
-    count = min(count, vocab)
-    for ours, wanted in zip(largest(x_NV, count), x_NV.topk(count, dim=-1), strict=True):
+    x_BNV = torch.randperm(12 * vocab, generator=random).view(4, 3, vocab).float() / 2  # no two alike
+    x_BNV[0, 1, : vocab // 2] = -torch.inf
+    x_BNV[1, 2] = torch.arange(vocab) + 7 * vocab  # all of the largest in the last pieces of one row
+    more_BN = torch.rand(4, 3, generator=random, dtype=torch.float64) / 4
+    more_BN[2, 0], more_BN[3, 1] = 9 * vocab, -torch.inf  # of one hypothesis all, of another none
+    summed_BX = (x_BNV + more_BN[..., None]).flatten(1)
+    for ours, wanted in zip(largest(x_BNV, more_BN, count), summed_BX.topk(count), strict=True):
         assert torch.equal(ours, wanted)
 
 

@@ -14,7 +14,7 @@ from regard.errors import UsageError
 from regard.laws import beams_equal_forward, decode_equals_forward, lively, rollback_equals_forward
 from regard.laws.asking import begin, source, tokens
 from regard.model import Decoder, EncoderDecoder, Model
-from regard.nn.cache import Cache, Every, Ring
+from regard.nn.cache import Cache, Every, Precision, Ring
 from regard.nn.context import Memory, places
 from regard.nn.pattern import AllOf, AnyOf, Causal, PerHead, Prefix, Window
 from regard.nn.position import Alibi, Rotary
@@ -295,6 +295,60 @@ def test_a_state_without_history_cannot_be_taken_back() -> None:
     with pytest.raises(UsageError, match="At most 3 columns can be taken back, but -1"):
         cache.rollback(-1)
     cache.rollback(0)
+
+
+# ---- beams are a tree
+
+
+def test_beams_keep_what_they_share_once() -> None:
+    """Two prompts of 20 tokens, four beams each: a token of a beam is a column, a prompt is not repeated."""
+    model, cache = gpt(groups=2), Cache(2)
+    column = 2 * 2 * 2 * 4 * 4  # layers x (k and v) x groups x numbers x bytes
+    with torch.no_grad():
+        model(tokens(2, 20, "plain"), cache=cache)
+        assert cache.nbytes == 2 * 20 * column
+        cache.reorder(torch.arange(2).repeat_interleave(4), torch.arange(2))
+        assert cache.nbytes == 2 * 20 * column
+        for step in range(1, 4):
+            held = [slot.state for slot in cache.slots.values()]
+            model(tokens(8, 1, "plain", seed=step), cache=cache)
+            cache.reorder(torch.tensor([3, 1, 1, 0, 4, 5, 7, 6]), torch.arange(2))
+            assert cache.nbytes == 2 * (20 + 4 * step) * column
+            if step > 1:
+                assert all(a[0] is b.state[0] for a, b in zip(held, cache.slots.values(), strict=True))
+    assert cache.batch == 8 and cache.sources == 2
+
+
+@pytest.mark.parametrize("precision", ["full", "int8"])
+@pytest.mark.parametrize("pads", ["plain", "left"])
+def test_columns_of_dead_beams_are_let_go_of(pads: str, precision: Precision) -> None:
+    """All go on from one beam of each prompt, again and again: what the others wrote does not pile up."""
+    model, ids = gpt(length=120, groups=2), tokens(3, 9, pads)
+    cache, alone = Cache(3, precision=precision), Cache(3, precision=precision)
+    first = torch.tensor([0, 5, 10]).repeat_interleave(4)  # the first, second and third beam
+    most, random = 0, torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model(ids, cache=cache)
+        model(ids, cache=alone)
+        cache.reorder(torch.arange(3).repeat_interleave(4), torch.arange(3))
+        alone.reorder(torch.arange(3).repeat_interleave(4))
+        for _ in range(60):
+            new = torch.randint(1, 13, (12, 1), generator=random)
+            assert (model(new, cache=cache) - model(new, cache=alone)).abs().max() < 1e-4
+            cache.reorder(first, torch.arange(3))
+            alone.reorder(first)
+            most = max(most, cache.columns)
+            assert cache.length == alone.length and cache.next_B.tolist() == alone.next_B.tolist()
+    assert cache.length == 69 and most <= 2 * 69 + 16, "all of them would be 249"
+
+
+def test_beams_cannot_be_taken_back() -> None:
+    model, cache = gpt(), Cache(1)
+    with torch.no_grad():
+        model(tokens(1, 5, "plain"), cache=cache)
+        cache.reorder(torch.zeros(2, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+    with pytest.raises(UsageError, match="beams cannot be taken back"):
+        cache.rollback(1)
 
 
 # ---- the verbs that attention does not use

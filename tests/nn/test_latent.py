@@ -100,11 +100,14 @@ def test_looking_at_latents_is_looking_at_keys() -> None:
     x, weight = torch.randn(2, 2, 8, 24, dtype=torch.double)
     pos_BL, asked = torch.arange(8)[None], list[int]()
 
-    def extend(path: str, c: Tensor, r: Tensor, reach: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def extend(
+        path: str, c: Tensor, r: Tensor, reach: int | None, shared: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         asked.append(c.shape[-1] + r.shape[-1])
         return c, r, pos_BL
 
-    cache = cast(Cache, SimpleNamespace(states=False, extend=extend, plain=True, capacity=0, seen_BM=None))
+    fake = SimpleNamespace(states=False, extend=extend, plain=True, capacity=0, seen_BM=None, own_BNM=None)
+    cache = cast(Cache, fake)
     made, absorbed = (m(x, Context(pos_BL, plain=True, cache=c)) for c in (None, cache))
     assert asked == [24] and 8 * (20 - 6) < 20 * 6, "few enough to look at latents"
     assert (absorbed - made).abs().max() <= 1e-12

@@ -95,8 +95,6 @@ class Attention(Mixer):
         q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK = (self._read if self.cross else self._mix)(
             x_BLD, ctx
         )
-        if q_BHLK.shape[0] > k_BGMK.shape[0]:
-            q_BHLK, ctx = self._together(q_BHLK, k_BGMK.shape[0], ctx)
         y_BHLK = attend(
             q_BHLK,
             k_BGMK,
@@ -135,7 +133,9 @@ class Attention(Mixer):
         elif ctx.cache is not None:
             recalled = ctx.cache.recall(ctx.path, x_BLD, self.pattern.reach)
             if recalled is None:
-                k_BGMK, v_BGMK, j_BM = ctx.cache.extend(ctx.path, k_BGMK, v_BGMK, self.pattern.reach)
+                k_BGMK, v_BGMK, j_BM = ctx.cache.extend(
+                    ctx.path, k_BGMK, v_BGMK, self.pattern.reach, shared=True
+                )
             elif recalled[1].shape[1]:
                 k_BGMK, v_BGMK, j_BM = self._recall(q_BHLK, k_BGMK, v_BGMK, *recalled, position, ctx)
         return q_BHLK, k_BGMK, v_BGMK, j_BM, position, raw_BHLK
@@ -176,12 +176,6 @@ class Attention(Mixer):
         k_BGMK, v_BGMK = make() if ctx.cache is None else ctx.cache.once(ctx.path, make)
         q_BHLK = self._split(self.q(x_BLD))
         return q_BHLK, k_BGMK, v_BGMK, memory.pos_BM, None, q_BHLK
-
-    def _together(self, q_NHLK: Tensor, sources: int, ctx: Context) -> tuple[Tensor, Context]:
-        """Rows that share a source, such as beams, ask it together: as queries of one row."""
-        q_BHLK = q_NHLK.unflatten(0, (sources, -1)).transpose(1, 2).flatten(2, 3)
-        pos_NL = ctx.pos_BL.expand(q_NHLK.shape[0], -1)
-        return q_BHLK, ctx.but(pos_BL=pos_NL.reshape(sources, -1), plain=False)
 
     def _split(self, x_BLX: Tensor) -> Tensor:
         x_BHLK: Tensor = x_BLX.unflatten(-1, (-1, self.size)).transpose(1, 2)

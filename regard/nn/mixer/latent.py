@@ -96,7 +96,8 @@ class Latent(Mixer):
                     f"The latents at {ctx.path!r} cannot be made anew from what was read; train without "
                     "`memory`, or take attention."
                 )
-            c_B1MC, k_B1MR, j_BM = ctx.cache.extend(ctx.path, c_B1MC, k_B1MR, self.pattern.reach)
+            reach = self.pattern.reach
+            c_B1MC, k_B1MR, j_BM = ctx.cache.extend(ctx.path, c_B1MC, k_B1MR, reach, shared=True)
         # What making keys and values costs each key is more than what looking at latents costs each query.
         few = ctx.cache is not None and x_BLD.shape[1] * (self.rank - K) < self.rank * K
         k_HKC, v_HKC = self.up.weight.unflatten(0, (2, self.heads, K))
