@@ -150,11 +150,8 @@ def largest(x_BNV: Tensor, more_BN: Tensor, count: int, piece: int = 64) -> tupl
     x_BNPX = x_BNV[..., : pieces * piece].unflatten(2, (pieces, piece))
     head_BP = (x_BNPX.amax(-1) + more_BN[..., None]).flatten(1)
     best_BC = head_BP.topk(count, sorted=False).indices
-    row_B1, of_BC, which_BC = (
-        torch.arange(B, device=x_BNV.device)[:, None],
-        best_BC // pieces,
-        best_BC % pieces,
-    )
+    row_B1 = torch.arange(B, device=x_BNV.device)[:, None]
+    of_BC, which_BC = best_BC // pieces, best_BC % pieces
     found_BCX = x_BNPX[row_B1, of_BC, which_BC] + more_BN.gather(1, of_BC)[..., None]
     place_BCX = (of_BC * V + which_BC * piece)[..., None] + torch.arange(piece, device=x_BNV.device)
     found_BX, place_BX = found_BCX.flatten(1), place_BCX.flatten(1)
