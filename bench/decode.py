@@ -77,8 +77,7 @@ def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int
     contenders: dict[str, Make] = {"regard": partial(ours, precision != "fp32")}
     if precision == "fp32":
         contenders["regard, packed"] = partial(ours, True)
-    if batch == 1:
-        contenders["regard, compiled"] = partial(ours, True, True)
+    contenders["regard, compiled"] = partial(ours, True, True)
     if precision != "int8":
         contenders |= {"transformers": transformers, "x-transformers": x_transformers}
     if precision != "bf16":

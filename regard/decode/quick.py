@@ -1,14 +1,16 @@
 """A compiled step: one token is written without Python in between.
 
-Between the large matrices, a step of one row is many small operations. `compiled(model)` has torch.compile
-make one program of them, from the same code. That takes half a minute, so it begins only after a model has
-written for a while: a short job never waits for it. What cannot be compiled is written as before.
+Between the large matrices, a step is many small operations. `compiled(model)` has torch.compile make one
+program of them, from the same code. That takes half a minute, so it begins only after a model has written for
+a while: a short job never waits for it. The program is for the number of rows that were written by then, one
+or several; steps of other numbers of rows, and what cannot be compiled, are written as before.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from threading import Lock
 from typing import TypeVar
@@ -27,7 +29,7 @@ Program = Callable[[Decoder | EncoderDecoder, Tensor, Cache], Tensor]
 
 
 def compiled(model: Kind, after: int = AFTER) -> Kind:
-    """The same model, whose steps of one row will be compiled once it has written `after` tokens."""
+    """The same model, whose steps will be compiled once so many rows were written for `after` tokens."""
     if not isinstance(model, Decoder | EncoderDecoder):
         raise UsageError(
             f"only a model that writes has steps to compile, but this is a {type(model).__name__}."
@@ -56,26 +58,31 @@ class Quick:
     """Decides which of a model's steps are compiled.
 
     Options:
-        after: steps that are not
+        after: steps of a number of rows that are not
     """
 
     def __init__(self, after: int) -> None:
-        self.left, self.lock = after, Lock()
+        self.after, self.lock, self.threads = after, Lock(), torch.get_num_threads()
+        self.steps: Counter[int] = Counter()  # by rows
+        self.rows: int | None = None  # that the program is for
         self.program: Program | None = _program()
         self.last: ref[Cache] | None = None
 
     def __deepcopy__(self, _: object) -> Quick:
-        return Quick(self.left)  # a copy of a model compiles for itself
+        return Quick(self.after)  # a copy of a model compiles for itself
 
     def __call__(self, model: Decoder | EncoderDecoder, ids_N: Tensor, cache: Cache) -> Tensor:
         """As `step`."""
-        if (
-            len(ids_N) > 1 or cache.own_BNM is not None or not self.lock.acquire(blocking=False)
-        ):  # one thread at a time
+        # batches side by side have a thread each, and a program is for all of them
+        fits = cache.own_BNM is None and torch.get_num_threads() == self.threads
+        if not fits or not self.lock.acquire(blocking=False):  # one at a time
             return step(model, ids_N, cache)
         try:
-            self.left -= 1
-            if self.left >= 0 or self.program is None:
+            rows = len(ids_N)
+            self.steps[rows] += 1
+            if self.rows is None and self.steps[rows] > self.after:
+                self.rows = rows
+            if self.rows != rows or self.program is None:
                 return step(model, ids_N, cache)
             # a program that grows the cache would be another one, and so would one that fills it to the end
             if cache.reserve(2) or self.last is None or self.last() is not cache:

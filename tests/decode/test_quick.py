@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -46,18 +47,49 @@ def test_a_compiled_step_says_what_a_step_says(capfd: pytest.CaptureFixture[str]
     assert "uncompiled" not in capfd.readouterr().err
 
 
-def test_short_jobs_and_several_rows_are_never_compiled() -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_several_rows_are_compiled_and_others_stepped(capfd: pytest.CaptureFixture[str]) -> None:
+    """Three rows of uneven prompts; when one has left, two go on without the program."""
+    model, prompts = built(), [[3, 1, 4], [1, 5, 9, 2, 6], [5]]
+    ready = compiled(packed(model), after=2)
+    whole, quick = Session(packed(model), prompts), Session(ready, prompts)
+    for token in range(70):
+        ids_N = torch.tensor([token % 37, (token + 1) % 37, 5])
+        for session in (whole, quick):
+            session.step(ids_N if token < 68 else ids_N[1:])
+            if token == 67:
+                session.keep(torch.tensor([1, 2]))
+        assert (quick.logits_NV - whole.logits_NV).abs().max() < 1e-5
+    assert ready.quick.rows == 3 and ready.quick.program is not None
+    assert "uncompiled" not in capfd.readouterr().err
+
+
+def test_short_jobs_and_other_rows_are_never_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that refuses would be noticed."""
+    module = sys.modules["regard.decode.generate"]  # its function has the same name
+    monkeypatch.setattr(module, "workers", lambda model: 1)  # not side by side
     model = built()
     expected = generate(model, PROMPT * 2, rules=Rules(length=40))
     compiled(model)
     model.quick.program = refusing
-    assert [h[0].ids for h in generate(model, PROMPT, rules=Rules(length=40))] == [expected[0][0].ids]
-    assert model.quick.program is refusing, "it was asked"
-    compiled(model, after=0)
-    model.quick.program = refusing
-    found = generate(model, PROMPT * 2, rules=Rules(length=40))
-    assert [h[0].ids for h in found] == [h[0].ids for h in expected]
+    for rows in (1, 2):
+        found = generate(model, PROMPT * rows, rules=Rules(length=40))
+        assert [h[0].ids for h in found] == [h[0].ids for h in expected][:rows]
+    assert model.quick.rows is None and model.quick.program is refusing, "it was asked"
+    model.quick.rows = 1
+    generate(model, PROMPT * 2, rules=Rules(length=40))
+    generate(model, PROMPT, rules=Rules(method="beam", beam=2, length=40))
+    assert model.quick.program is refusing
+    generate(model, PROMPT, rules=Rules(length=40))
+    assert model.quick.program is None, "of its own rows it is asked"
+
+
+def test_batches_side_by_side_are_not_compiled() -> None:
+    """A program uses all threads, and each of them has only one."""
+    model = compiled(built(), after=0)
+    model.quick.program, model.quick.threads = refusing, torch.get_num_threads() + 1
+    generate(model, PROMPT * 2, rules=Rules(length=4))
     assert model.quick.program is refusing
 
 
