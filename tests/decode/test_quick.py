@@ -79,9 +79,10 @@ def test_short_jobs_and_other_rows_are_never_compiled(monkeypatch: pytest.Monkey
     assert model.quick.rows is None and model.quick.program is refusing, "it was asked"
     model.quick.rows = 1
     generate(model, PROMPT * 2, rules=Rules(length=40))
-    generate(model, PROMPT, rules=Rules(method="beam", beam=2, length=40))
+    model.quick.rows = 2
+    generate(model, PROMPT, rules=Rules(method="beam", beam=2, length=40))  # two rows, but of a tree
     assert model.quick.program is refusing
-    generate(model, PROMPT, rules=Rules(length=40))
+    generate(model, PROMPT * 2, rules=Rules(length=40))
     assert model.quick.program is None, "of its own rows it is asked"
 
 
