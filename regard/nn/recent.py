@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import UsageError
-from regard.nn.cache import Cache, Slot
+from regard.nn.cache import Cache
+from regard.nn.slots import Slot
 
 
 class Recent(Cache):

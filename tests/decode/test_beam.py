@@ -12,7 +12,7 @@ from regard.decode import Hypothesis, Rules
 from regard.decode.beam import largest, penalty, search
 from regard.decode.engine import Session
 from regard.decode.generate import generate
-from regard.nn.cache import Kept
+from regard.nn.slots import Kept
 from tests.decode.asked import EOS, Asked, Make
 
 

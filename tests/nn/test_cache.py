@@ -14,10 +14,11 @@ from regard.errors import UsageError
 from regard.laws import beams_equal_forward, decode_equals_forward, lively, rollback_equals_forward
 from regard.laws.asking import begin, source, tokens
 from regard.model import Decoder, EncoderDecoder, Model
-from regard.nn.cache import Cache, Every, Precision, Ring
+from regard.nn.cache import Cache, Precision
 from regard.nn.context import Memory, places
 from regard.nn.pattern import AllOf, AnyOf, Causal, PerHead, Prefix, Window
 from regard.nn.position import Alibi, Rotary
+from regard.nn.slots import Every, Ring
 from regard.spec import of
 
 WINDOW = of(Window, width=5)
