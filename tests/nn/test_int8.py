@@ -167,7 +167,7 @@ def test_a_trained_model_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     full = nats(built, held, "full")
     assert full < 1.4, "at best 1.04, half of log 8; without looking 2.08"
     assert abs(nats(built, held, "int8") - full) <= 0.01
-    monkeypatch.setattr(caches, "_bytes", coarser)
+    monkeypatch.setattr(caches, "in_bytes", coarser)
     assert nats(built, held, "int8") - full > 0.01
 
 
@@ -185,5 +185,5 @@ def test_shakespeare_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     full, kept = nats(built, held, "full"), nats(built, held, "int8")
     print(f"nats a letter: full {full:.4f}, int8 {kept:.4f}")
     assert full < 2.4 and abs(kept - full) <= 0.01
-    monkeypatch.setattr(caches, "_bytes", coarser)
+    monkeypatch.setattr(caches, "in_bytes", coarser)
     assert nats(built, held, "int8") - full > 0.01
