@@ -34,6 +34,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --no-deps joeynmt==2.3.0  # it asks for an old protobuf, and linters
 	@touch $@
 
 demo: $(VENV)/.installed

@@ -22,7 +22,8 @@ from common import BUSY, machine
 
 HERE = Path(__file__).parent
 BENCHES = ("train", "decode", "draft", "length", "context", "slide", "span")
-PACKAGES = ("torch", "transformers", "x-transformers", "ctranslate2", "local-attention", "reformer-pytorch")
+PACKAGES = ("torch", "transformers", "x-transformers", "ctranslate2", "joeynmt")
+PACKAGES += ("local-attention", "reformer-pytorch")
 
 
 def run(name: str, rounds: int | None, quick: bool, threads: int) -> dict[str, Any]:

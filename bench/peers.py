@@ -5,9 +5,11 @@ Each is imported where it is used: a missing one is said, and is not fatal.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,8 +120,73 @@ def hf_marian(vocab: int, width: int, heads: int, layers: int, hidden: int, leng
     return MarianMTModel(config).eval()
 
 
+def joey(
+    pairs: list[Any], tokens: int, vocab: int, width: int, heads: int, layers: int, hidden: int, length: int
+) -> tuple[Any, list[Any]]:
+    """JoeyNMT's trainer, and its batches of these pairs: post-norm, sinusoidal, one matrix three ways.
+
+    Set up its own way, from a configuration and files of text. Its batches are what its users get: shuffled,
+    not sorted, `tokens` on the longer side, padding included. It ends each sentence itself, so the last word
+    of each is left out: as many tokens as the others learn. `length` is of no use to it.
+    """
+    logging.disable(logging.INFO)
+    from joeynmt.config import parse_global_args
+    from joeynmt.prediction import prepare
+    from joeynmt.training import TrainManager
+
+    stack = {"type": "transformer", "num_layers": layers, "num_heads": heads, "hidden_size": width}
+    stack |= {"ff_size": hidden, "dropout": 0.0, "layer_norm": "post"}
+    stack["embeddings"] = {"embedding_dim": width, "scale": True}
+    with tempfile.TemporaryDirectory(prefix="regard-bench-") as name:
+        folder = Path(name)
+        files = {"train.source": [], "train.target": [], "words": words(list(range(3, vocab - 1)))}
+        for pair in pairs:
+            for side, row in zip(("train.source", "train.target"), pair, strict=True):
+                files[side].append(" ".join(words(row[:-1])))
+        for file, lines in files.items():
+            (folder / file).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        side = {"level": "word", "voc_file": str(folder / "words")}  # and its four special words
+        config = {
+            "name": "bench",
+            "model_dir": name,
+            "use_cuda": False,
+            "data": {
+                "train": str(folder / "train"),
+                "src": side | {"lang": "source"},
+                "trg": side | {"lang": "target"},
+            },
+            "training": {
+                "optimizer": "adamw",
+                "learning_rate": 1e-4,
+                "scheduling": "exponential",  # it must have one; this one moves between epochs
+                "weight_decay": 0.01,
+                "clip_grad_norm": 1.0,
+                "normalization": "tokens",
+                "batch_type": "token",
+                "batch_size": tokens,
+            },
+            "testing": {},
+            "model": {"encoder": stack, "decoder": stack, "tied_embeddings": True, "tied_softmax": True},
+        }
+        args = parse_global_args(config)
+        model, data, _, _ = prepare(args, 0, "train")
+        trainer = TrainManager(
+            0, model, folder, args.device, autocast=args.autocast, seed=args.seed, train_args=args.train
+        )
+        trainer.tb_writer.close()
+    loader = data.make_iter(
+        args.train.batch_size,
+        args.train.batch_type,
+        args.seed,
+        args.train.shuffle,
+        pad_index=model.pad_index,
+        eos_index=model.eos_index,
+    )
+    return trainer, [batch for batch in loader]  # noqa: C416 (list asks for a length, and it has none)
+
+
 def words(ids: list[int]) -> list[str]:
-    """CTranslate2 speaks in strings."""
+    """CTranslate2 and JoeyNMT speak in strings."""
     return [f"w{token}" for token in ids]
 
 

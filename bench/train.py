@@ -8,7 +8,9 @@ translator  4 + 4 layers x 128, pairs as long as Multi30k's, sorted by length
 
 Everyone gets the same batches, no dropout, tied embeddings and torch's fused AdamW, in fp32 and with bf16
 autocast, as it is and compiled; a library is judged by its best. regard keeps what it frees (see
-regard/train/heap.py), as its trainer does. The limit is that of large bf16 products,
+regard/train/heap.py), as its trainer does. JoeyNMT brings a trainer: its own step, loss and AdamW, in fp32,
+which is all that it has on a processor, and its own batches of the same pairs, which it cannot sort; they are
+made before the clock starts. The limit is that of large bf16 products,
 measured in the same run, over nanoGPT's count: 6 weights + 12 layers x width x length operations a token.
 """
 
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from common import Case, Run, arguments, peaks, report
-from peers import TorchGpt, hf_gpt, hf_marian, regard_gpt, regard_translator, x_gpt
+from peers import TorchGpt, hf_gpt, hf_marian, joey, regard_gpt, regard_translator, x_gpt
 from torch import Tensor, nn
 
 from regard.data.batch import buckets, pad
@@ -113,11 +115,14 @@ def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool, 
 
 
 def translator(sentences: int, plain: bool) -> Case:
-    """4 + 4 layers x 128 on pairs as long as Multi30k's, sorted into batches of 4,096 tokens for all."""
+    """4 + 4 layers x 128 on pairs as long as Multi30k's, sorted into batches of 4,096 tokens.
+
+    Source and target together. JoeyNMT counts the longer side only: half as many are about the same for it.
+    """
     random = np.random.default_rng(0)
     lengths = random.normal(14, 4.5, (sentences, 2)).round().clip(4, 40).astype(np.int64)
     rows = [[random.integers(3, TINY["vocab"] - 2, n) for n in pair] for pair in lengths]
-    batches = []
+    work, batches = int(lengths[:, 1].sum()), []
     for numbers in buckets(lengths, 4096, 0, 0):
         source_BM, target_BL = (pad([rows[n][side] for n in numbers]) for side in (0, 1))
         given_BL = torch.cat([torch.full((len(numbers), 1), 2), target_BL[:, :-1]], 1)
@@ -164,14 +169,29 @@ def translator(sentences: int, plain: bool) -> Case:
 
         return trained(model, loss, bf16)
 
+    def joeynmt() -> Run:
+        trainer, own = joey(rows, 2048, **TINY)
+        if (learned := sum(batch.ntokens for batch in own)) != work:
+            raise RuntimeError(f"JoeyNMT learns {learned} target tokens and not {work}")
+
+        def run() -> None:  # as its train_and_validate does between two lines of its log
+            for batch in own:
+                trainer._train_step(batch)
+                trainer.clip_grad_fun(parameters=trainer.model.parameters())
+                trainer.optimizer.step()
+                trainer.model.zero_grad()
+
+        return run
+
     contenders = {
         f"{library}{variant}": partial(start, bf16)
         for library, start in {"regard": ours, "transformers Marian": marian}.items()
         for variant, bf16 in {"": False, ", bf16": True}.items()
         if not (plain and bf16)
     }
+    contenders["JoeyNMT"] = joeynmt
     name = f"training, translator: 4 + 4 x 128 (hidden 256), 10,000 words, {sentences} pairs"
-    return Case(name, "target tokens/s", float(lengths[:, 1].sum()), contenders)
+    return Case(name, "target tokens/s", work, contenders)
 
 
 def main() -> None:
