@@ -121,7 +121,15 @@ def hf_marian(vocab: int, width: int, heads: int, layers: int, hidden: int, leng
 
 
 def joey(
-    pairs: list[Any], tokens: int, vocab: int, width: int, heads: int, layers: int, hidden: int, length: int
+    pairs: list[Any],
+    tokens: int,
+    smoothing: float,
+    vocab: int,
+    width: int,
+    heads: int,
+    layers: int,
+    hidden: int,
+    length: int,
 ) -> tuple[Any, list[Any]]:
     """JoeyNMT's trainer, and its batches of these pairs: post-norm, sinusoidal, one matrix three ways.
 
@@ -162,6 +170,7 @@ def joey(
                 "weight_decay": 0.01,
                 "clip_grad_norm": 1.0,
                 "normalization": "tokens",
+                "label_smoothing": smoothing,
                 "batch_type": "token",
                 "batch_size": tokens,
             },

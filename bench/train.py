@@ -4,7 +4,7 @@
 
 small       4 layers x 128, length 64, batch 12 (nanoGPT's recipe for processors)
 medium      6 layers x 384, length 256, batch 16
-translator  4 + 4 layers x 128, pairs as long as Multi30k's, sorted by length
+translator  4 + 4 layers x 128, pairs as long as Multi30k's, sorted by length; labels sharp, and smoothed
 
 Everyone gets the same batches, no dropout, tied embeddings and torch's fused AdamW, in fp32 and with bf16
 autocast, as it is and compiled; a library is judged by its best. regard keeps what it frees (see
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import buckets, pad
 from regard.nn.context import places
+from regard.tasks.loss import smoothed
 from regard.train.heap import keep_memory
 from regard.train.precision import compile_model
 
@@ -114,7 +115,7 @@ def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool, 
     return Case(f"training, {name}: {shape}", "tokens/s", count * work, contenders, limit)
 
 
-def translator(sentences: int, plain: bool) -> Case:
+def translator(sentences: int, plain: bool, smoothing: float) -> Case:
     """4 + 4 layers x 128 on pairs as long as Multi30k's, sorted into batches of 4,096 tokens.
 
     Source and target together. JoeyNMT counts the longer side only: half as many are about the same for it.
@@ -146,11 +147,11 @@ def translator(sentences: int, plain: bool) -> Case:
 
     def ours(bf16: bool) -> Run:
         keep_memory()
-        model = regard_translator(**TINY)
+        model, cost = regard_translator(**TINY), smoothed(smoothing)
 
         def loss(source_BM: Tensor, given_BL: Tensor, target_BL: Tensor) -> Tensor:
             x_BLD = model.states(given_BL, places(given_BL), model.encode(source_BM))
-            value: Tensor = model.head.loss(x_BLD, target_BL) / int((target_BL >= 0).sum())
+            value: Tensor = model.head.loss(x_BLD, target_BL, cost) / int((target_BL >= 0).sum())
             return value
 
         return trained(model, loss, bf16)
@@ -165,12 +166,14 @@ def translator(sentences: int, plain: bool) -> Case:
                 attention_mask=(source_BM >= 0).long(),
                 decoder_input_ids=given_BL.masked_fill(given_BL < 0, none),
             )
-            return F.cross_entropy(out.logits.flatten(0, 1), target_BL.flatten(), ignore_index=-1)
+            return F.cross_entropy(
+                out.logits.flatten(0, 1), target_BL.flatten(), ignore_index=-1, label_smoothing=smoothing
+            )
 
         return trained(model, loss, bf16)
 
     def joeynmt() -> Run:
-        trainer, own = joey(rows, 2048, **TINY)
+        trainer, own = joey(rows, 2048, smoothing, **TINY)
         if (learned := sum(batch.ntokens for batch in own)) != work:
             raise RuntimeError(f"JoeyNMT learns {learned} target tokens and not {work}")
 
@@ -191,6 +194,7 @@ def translator(sentences: int, plain: bool) -> Case:
     }
     contenders["JoeyNMT"] = joeynmt
     name = f"training, translator: 4 + 4 x 128 (hidden 256), 10,000 words, {sentences} pairs"
+    name += f", labels smoothed by {smoothing}" if smoothing else ""
     return Case(name, "target tokens/s", work, contenders)
 
 
@@ -204,8 +208,8 @@ def main() -> None:
     found = peaks()
     small = case("small", SMALL, 12, 2 if options.quick else 20, options.plain, found["bf16"])
     medium = case("medium", MEDIUM, 16, 1, options.plain, found["bf16"])
-    pairs = translator(200 if options.quick else 1200, options.plain)
-    report("train", options, [small, medium, pairs], peaks=found)
+    pairs = [translator(200 if options.quick else 1200, options.plain, share) for share in (0.0, 0.1)]
+    report("train", options, [small, medium, *pairs], peaks=found)
 
 
 if __name__ == "__main__":
