@@ -5,7 +5,8 @@ round runs every contender once, in an order that rotates, and the ratios are ma
 their own, because the thread pool of one library slows that of another down, even while it sleeps. How much
 of the processors other programs took meanwhile is measured and said.
 
-A library may take part in variants, `transformers` and `transformers, bf16`: it is judged by its best.
+A library may take part in variants, `transformers` and `transformers, bf16`: it is judged by its best. The
+machine takes part, too, with what it could do at best in that very round: what it can do changes by the hour.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import psutil
 import torch
 
-Run = Callable[[], object]
+Run = Callable[[], object]  # a float that it gives is taken for its seconds
 Make = Callable[[], Run]
 
 FORK = multiprocessing.get_context("fork")
 REST = 0.3  # seconds between two contenders: the threads of the one before wait busily for a while
+LIMIT = "limit of the machine"  # the contender who only does what cannot be left out
 BUSY = 0.15  # cores taken by others from which on a figure is called uncertain
 
 
@@ -46,14 +48,12 @@ class Case:
         unit: what is counted, a second
         work: how many of them one run does
         contenders: name -> function that sets up and returns the run; regard first
-        limit: what the machine would allow, in the same unit, if nothing else cost time
     """
 
     name: str
     unit: str
     work: float
     contenders: dict[str, Make]
-    limit: float | None = None
 
 
 @dataclass
@@ -65,7 +65,6 @@ class Result:
     rates: dict[str, list[float]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     foreign: list[float] = field(default_factory=list)
-    limit: float | None = None
 
     def best(self) -> dict[str, str]:
         """Of each library the variant with the highest median."""
@@ -95,6 +94,7 @@ class Result:
             if peer != "regard" and "regard" in best:
                 each = self.ratios(peer)
                 ratios[peer] = {"median": statistics.median(each), "min": min(each), "max": max(each)}
+        limit = ratios.pop(LIMIT, None)
         return {
             "case": self.case,
             "unit": self.unit,
@@ -103,10 +103,7 @@ class Result:
             "regard_over": ratios,
             "slowest_peer": max(ratios, key=lambda peer: ratios[peer]["median"], default=None),
             "best_peer": min(ratios, key=lambda peer: ratios[peer]["median"], default=None),
-            "limit": self.limit,
-            "of_limit": rows[best["regard"]]["median"] / self.limit
-            if self.limit and "regard" in best
-            else None,
+            "of_limit": limit,
             "absent": self.absent,
             "foreign_cores": statistics.median(self.foreign) if self.foreign else 0.0,
         }
@@ -156,9 +153,9 @@ class Apart:
             time.sleep(REST)
             with Load() as load:
                 start = time.perf_counter()
-                run()
+                said = run()
                 seconds = time.perf_counter() - start
-            pipe.send((seconds, load.foreign))
+            pipe.send((said if isinstance(said, float) else seconds, load.foreign))
 
     def problem(self) -> str | None:
         """What went wrong while it was set up; None: it is ready."""
@@ -185,7 +182,7 @@ class Apart:
 
 def race(case: Case, rounds: int) -> Result:
     """Set every contender up, one after the other, then let them take turns."""
-    result = Result(case.name, case.unit, limit=case.limit)
+    result = Result(case.name, case.unit)
     ready: dict[str, Apart] = {}
     try:
         for name, make in case.contenders.items():
@@ -220,11 +217,10 @@ def show(result: Result) -> None:
     libraries = {variant: library for library, variant in facts["best"].items()}
     for name, rate in facts["rates"].items():
         line = f"  {name:36}{rate['median']:12,.1f}{rate['min']:12,.1f} -{rate['max']:8,.1f}"
-        if (ratio := facts["regard_over"].get(libraries.get(name))) is not None:
+        ratio = facts["of_limit"] if name == LIMIT else facts["regard_over"].get(libraries.get(name))
+        if ratio is not None:
             line += f"   {ratio['median']:9.2f}x{ratio['min']:9.2f} -{ratio['max']:5.2f}"
         print(line)
-    if facts["limit"]:
-        print(f"  {'limit of the machine':36}{facts['limit']:12,.1f}{'':22}   {facts['of_limit']:9.2f} of it")
     for name, reason in result.absent.items():
         print(f"  {name:36}not measured: {reason}")
     if facts["foreign_cores"] > BUSY:
@@ -264,21 +260,40 @@ def peaks() -> dict[str, float]:
     return found
 
 
-def _peaks(size: int = 1536, seconds: float = 1.0) -> dict[str, float]:
-    big = torch.ones(1 << 26)  # far beyond every cache
-    tries: dict[str, tuple[float, Run]] = {"read": (4.0 * big.numel(), big.sum)}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+def _peaks() -> dict[str, float]:
+    large = 1e15  # so that the seconds are many digits
+    made = {"read": reading(large), "fp32": products(large, torch.float32), "bf16": products(large)}
+    return {name: large / cast(float, make()()) for name, make in made.items()}
+
+
+def reading(count: float) -> Make:
+    """The limit of who must read so many bytes: as fast as memory is read at best."""
+
+    def make() -> Run:
+        big = torch.ones(1 << 26)  # far beyond every cache
+        return lambda: count / _best(4.0 * big.numel(), big.sum)
+
+    return make
+
+
+def products(count: float, dtype: torch.dtype = torch.bfloat16, size: int = 1536) -> Make:
+    """The limit of who must do so many operations: as fast as large matrices are multiplied at best."""
+
+    def make() -> Run:
         a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
-        tries[name] = 2.0 * size**3, lambda a=a, b=b: a @ b  # type: ignore[misc]
-    found = {}
-    for name, (work, run) in tries.items():
-        best, end = 0.0, time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            run()
-            best = max(best, work / (time.perf_counter() - start))
-        found[name] = best
-    return found
+        return lambda: count / _best(2.0 * size**3, lambda: a @ b)
+
+    return make
+
+
+def _best(work: float, run: Run, seconds: float = 1.0) -> float:
+    """How much of it is done in a second, in the best of many tries."""
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        best = max(best, work / (time.perf_counter() - start))
+    return best
 
 
 def machine(threads: int) -> dict[str, Any]:

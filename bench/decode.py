@@ -4,7 +4,7 @@
 
 All weights are random and no answer may end early, so that every contender writes the same number of tokens:
 the speed of writing is timed, not the luck of when answers end. Each precision is a case of its own. The
-limit is the time in which memory yields the weights, as measured in the same run, once for each token.
+limit is the time in which memory yields the weights once for each token, as measured in the same round.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, get_args
 
 import torch
-from common import Case, Make, Run, arguments, peaks, report
+from common import LIMIT, Case, Make, Run, arguments, peaks, reading, report
 from peers import ctranslate2_of, hf_gpt, hf_marian, regard_gpt, regard_translator, words, x_gpt
 
 from regard.decode import Rules, generate
 from regard.decode.quick import compiled
+from regard.heap import keep_memory
 from regard.packed import Precision, packed
 
 GPT2 = {"vocab": 50257, "width": 768, "heads": 12, "layers": 12, "length": 1024}
@@ -26,12 +27,13 @@ TINY = {"vocab": 8000, "width": 128, "heads": 4, "layers": 4, "hidden": 256, "le
 BEAM, TOGETHER = 5, 64  # hypotheses of a sentence; sentences of like length that peers answer together
 
 
-def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int, read: float) -> Case:
+def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int) -> Case:
     """Prompts of one length, greedy, with a cache."""
     ids_BL = torch.randint(3, GPT2["vocab"], (batch, prompt), generator=torch.Generator().manual_seed(0))
     rows, half = ids_BL.tolist(), precision == "bf16"
 
     def ours(pack: bool, compiles: bool = False) -> Run:
+        keep_memory()  # as regard.load does
         model = regard_gpt(**GPT2).eval()
         ready = packed(model, precision) if pack else model
         ready = compiled(ready, after=0) if compiles else ready
@@ -83,9 +85,10 @@ def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int
     if precision != "bf16":
         contenders["CTranslate2"] = partial(ctranslate2, {"fp32": "float32", "int8": "int8"}[precision])
     weights = 12 * GPT2["layers"] * GPT2["width"] ** 2 + GPT2["vocab"] * GPT2["width"]
-    limit = batch * read / (weights * {"fp32": 4, "bf16": 2, "int8": 1}[precision])
+    if batch == 1:
+        contenders[LIMIT] = reading(new * weights * {"fp32": 4, "bf16": 2, "int8": 1}[precision])
     name = f"greedy, GPT-2 small, {precision}, batch {batch}, prompt {prompt}, {new} new tokens"
-    return Case(name, "tokens/s", batch * new, contenders, limit if batch == 1 else None)
+    return Case(name, "tokens/s", batch * new, contenders)
 
 
 def beam(sentences: int, new: int, threads: int) -> Case:
@@ -96,6 +99,7 @@ def beam(sentences: int, new: int, threads: int) -> Case:
     sources = [[*row, 1] for row in rows]
 
     def ours(pack: bool) -> Run:
+        keep_memory()
         model = regard_translator(**TINY)
         ready = packed(model) if pack else model
         rules = Rules(method="beam", beam=BEAM, alpha=1.0, length=new, min_length=new)
@@ -156,10 +160,10 @@ def main() -> None:
     options = arguments(__doc__ or "", rounds=5)
     threads = options.threads
     new = 8 if options.quick else 32
-    top, every = peaks(), get_args(Precision)
-    cases = [greedy(batch, 32, new, each, threads, top["read"]) for batch in (1, 16) for each in every]
+    every = get_args(Precision)
+    cases = [greedy(batch, 32, new, each, threads) for batch in (1, 16) for each in every]
     cases.append(beam(16 if options.quick else 1000, 10 if options.quick else 20, threads))
-    report("decode", options, cases, peaks=top)
+    report("decode", options, cases, peaks=peaks())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from common import BUSY, machine
+from common import BUSY, LIMIT, machine
 
 HERE = Path(__file__).parent
 BENCHES = ("train", "decode", "draft", "length", "context", "slide", "span")
@@ -49,12 +49,9 @@ def races(found: dict[str, Any]) -> list[str]:
         for library, name in case["best"].items():
             mine, ratio = case["rates"][name], case["regard_over"].get(library)
             spread = f"{rate(mine['min'])} - {rate(mine['max'])}"
+            ratio = case["of_limit"] if name == LIMIT else ratio
             times = f"{ratio['median']:.2f}x | {ratio['min']:.2f} - {ratio['max']:.2f}" if ratio else "|"
             lines.append(f"| {name} | {rate(mine['median'])} | {spread} | {times} |")
-        if case["limit"]:
-            lines.append(
-                f"| limit of the machine | {rate(case['limit'])} | | {case['of_limit']:.2f} of it | |"
-            )
         lines += [f"| {name} | not measured: {why} | | | |" for name, why in case["absent"].items()]
         lines += busy(case["foreign_cores"]) + [""]
     return lines

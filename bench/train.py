@@ -8,10 +8,10 @@ translator  4 + 4 layers x 128, pairs as long as Multi30k's, sorted by length; l
 
 Everyone gets the same batches, no dropout, tied embeddings and torch's fused AdamW, in fp32 and with bf16
 autocast, as it is and compiled; a library is judged by its best. regard keeps what it frees (see
-regard/train/heap.py), as its trainer does. JoeyNMT brings a trainer: its own step, loss and AdamW, in fp32,
+regard/heap.py), as its trainer does. JoeyNMT brings a trainer: its own step, loss and AdamW, in fp32,
 which is all that it has on a processor, and its own batches of the same pairs, which it cannot sort; they are
-made before the clock starts. The limit is that of large bf16 products,
-measured in the same run, over nanoGPT's count: 6 weights + 12 layers x width x length operations a token.
+made before the clock starts. The limit is that of large bf16 products in the same round, by nanoGPT's count:
+6 weights + 12 layers x width x length operations a token.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import Case, Run, arguments, peaks, report
+from common import LIMIT, Case, Run, arguments, peaks, products, report
 from peers import TorchGpt, hf_gpt, hf_marian, joey, regard_gpt, regard_translator, x_gpt
 from torch import Tensor, nn
 
 from regard.data.batch import buckets, pad
+from regard.heap import keep_memory
 from regard.nn.context import places
 from regard.tasks.loss import smoothed
-from regard.train.heap import keep_memory
 from regard.train.precision import compile_model
 
 SMALL = {"vocab": 65, "width": 128, "heads": 4, "layers": 4, "length": 64}
@@ -67,7 +67,7 @@ def steps(model: nn.Module, loss: Loss, ids_BL: Tensor, count: int, bf16: bool) 
     return run
 
 
-def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool, peak: float) -> Case:
+def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool) -> Case:
     """The same step, by everybody, in all variants."""
     random = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(sizes["vocab"], (batch, sizes["length"] + 1), generator=random)
@@ -110,9 +110,10 @@ def case(name: str, sizes: dict[str, int], batch: int, count: int, plain: bool, 
         if not (plain and variant)
     }
     weights = 12 * sizes["layers"] * sizes["width"] ** 2 + sizes["vocab"] * sizes["width"]
-    limit = peak / (6 * weights + 12 * sizes["layers"] * sizes["width"] * sizes["length"])
+    a_token = 6 * weights + 12 * sizes["layers"] * sizes["width"] * sizes["length"]
+    contenders[LIMIT] = products(count * work * a_token)
     shape = f"{sizes['layers']} x {sizes['width']}, length {sizes['length']}, batch {batch}"
-    return Case(f"training, {name}: {shape}", "tokens/s", count * work, contenders, limit)
+    return Case(f"training, {name}: {shape}", "tokens/s", count * work, contenders)
 
 
 def translator(sentences: int, plain: bool, smoothing: float) -> Case:
@@ -205,11 +206,10 @@ def main() -> None:
         parser.add_argument("--plain", action="store_true", help="fp32, not compiled, only")
 
     options = arguments(__doc__ or "", 5, add)
-    found = peaks()
-    small = case("small", SMALL, 12, 2 if options.quick else 20, options.plain, found["bf16"])
-    medium = case("medium", MEDIUM, 16, 1, options.plain, found["bf16"])
+    small = case("small", SMALL, 12, 2 if options.quick else 20, options.plain)
+    medium = case("medium", MEDIUM, 16, 1, options.plain)
     pairs = [translator(200 if options.quick else 1200, options.plain, share) for share in (0.0, 0.1)]
-    report("train", options, [small, medium, *pairs], peaks=found)
+    report("train", options, [small, medium, *pairs], peaks=peaks())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from regard.errors import CheckFailed, DataError, UsageError
+from regard.heap import keep_memory
 
 if TYPE_CHECKING:
     from regard.data.tokens import Tokens
@@ -134,6 +135,7 @@ def load(path: str | Path, precision: Precision | None = None, compile: bool = F
         compile: compile the step that writes a token, once many have been written (see `regard.decode.quick`)
     """
     loaded = _load(Path(path))
+    keep_memory()  # every token takes the same buffers again
     if precision is not None:
         from regard.packed import packed
 

@@ -16,6 +16,7 @@ from torch import nn
 from regard.data.batch import Batch
 from regard.data.prefetch import prefetch
 from regard.errors import CheckFailed, UsageError
+from regard.heap import keep_memory
 from regard.model import Model, build
 from regard.nn.block import Block
 from regard.save import save as save_model
@@ -25,7 +26,6 @@ from regard.train import checkpoint
 from regard.train.carry import Carry
 from regard.train.checkpoint import Checkpoint, Tensors
 from regard.train.disk import locked, preflight, write_json
-from regard.train.heap import keep_memory
 from regard.train.log import Log, clock
 from regard.train.parallel import Group, Objective, spread
 from regard.train.precision import Precision, compile_model, recompute, seed, threads

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.common import Case, Result, race, show
+from bench.common import LIMIT, Case, Result, race, show
 
 
 def test_contenders_take_turns_and_a_missing_one_is_said(
@@ -55,7 +55,12 @@ def test_ratios_are_made_within_rounds() -> None:
 
 def test_a_library_is_judged_by_its_best_variant() -> None:
     rates = {"regard": [1.0, 1.0], "regard, bf16": [3.0, 6.0], "a": [2.0, 2.0], "a, bf16": [1.0, 1.0]}
-    facts = Result("case", "things/s", rates, limit=9.0).summary()
-    assert facts["best"] == {"regard": "regard, bf16", "a": "a"}
+    facts = Result("case", "things/s", rates | {LIMIT: [6.0, 9.0]}).summary()
+    assert facts["best"] == {"regard": "regard, bf16", "a": "a", LIMIT: LIMIT}
     assert facts["regard_over"] == {"a": {"median": 2.25, "min": 1.5, "max": 3.0}}
-    assert facts["of_limit"] == 0.5 and facts["best_peer"] == "a"
+    assert facts["of_limit"]["min"] == 0.5 and facts["best_peer"] == "a", "the limit is no peer"
+
+
+def test_a_run_may_say_its_seconds() -> None:
+    contenders = {"regard": lambda: lambda: None, LIMIT: lambda: lambda: 0.5}
+    assert race(Case("case", "things/s", 10, contenders), rounds=2).rates[LIMIT] == [20.0, 20.0]
