@@ -14,9 +14,9 @@ long sequences, regard/nn/rounds.py, which is tested to give what this one gives
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,10 +27,11 @@ from regard.nn.context import Context, How
 from regard.nn.pattern.pattern import Pattern
 from regard.nn.position.position import Position
 from regard.nn.score.score import Score
-from regard.nn.sums import explicit, fused, shared
+from regard.nn.sums import explicit, for_few, fused, is_few, mask_of, shared
 from regard.nn.uncompiled import uncompiled
 
 BLOCK = 128  # queries that share their keys in the blockwise way
+T = TypeVar("T")
 
 
 def attend(
@@ -93,6 +94,10 @@ def attend(
     elif shape is None or (shape == "causal" and q_BHLK.shape[2] > 1):
         allow = _allow(pattern, ctx, j_BM)
     bias_BHLM = _bias(bias, raw_BHLK, j_BM, ctx)
+    if how == "fused" and bias is None and not causal and not dropout and is_few(q_BHLK, k_BGMK, v_BGMK):
+        q, k = score.prepare(q_BHLK, k_BGMK)
+        mask = _once(ctx, j_BM, ("few", pattern, q.shape, k.shape), lambda: mask_of(q, k, allow))
+        return for_few(q, k, v_BGMK, score.scale_of(q), mask)
     if how == "fused":
         return _fused(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, causal, dropout)
     more = partial(value.value, i_BL=ctx.pos_BL, j_BM=j_BM) if value is not None else None
@@ -147,7 +152,7 @@ def _whole(ctx: Context, j_BM: Tensor) -> bool:
 
 
 def _allow(pattern: Pattern, ctx: Context, j_BM: Tensor) -> Tensor:
-    """Who may see whom: (B or 1, H or 1, L, M); made once for all layers that ask the same."""
+    """Who may see whom: (B or 1, H or 1, L, M)."""
     own_BNM = None
     if ctx.cache is not None and j_BM is ctx.cache.seen_BM:
         own_BNM = ctx.cache.own_BNM  # of beams, each sees the columns it descends from
@@ -160,12 +165,17 @@ def _allow(pattern: Pattern, ctx: Context, j_BM: Tensor) -> Tensor:
         tokens = ctx.pos_BL.shape[1] // own_BNM.shape[1]
         return allow & own_BNM[:, None].repeat_interleave(tokens, 2)
 
+    return _once(ctx, j_BM, pattern, make)
+
+
+def _once(ctx: Context, j_BM: Tensor, key: Hashable, make: Callable[[], T]) -> T:
+    """What is made of the places of keys: once for all layers that look at the same."""
     if j_BM is ctx.pos_BL:
-        return cast(Tensor, ctx.once(("own", pattern), make))
+        return cast(T, ctx.once(("own", key), make))
     if ctx.memory is not None and j_BM is ctx.memory.pos_BM:
-        return cast(Tensor, ctx.once(("memory", pattern), make))
-    if own_BNM is not None:
-        return cast(Tensor, ctx.once(("beams", pattern), make))
+        return cast(T, ctx.once(("memory", key), make))
+    if ctx.cache is not None and j_BM is ctx.cache.seen_BM:
+        return cast(T, ctx.once(("past", key), make))
     return make()
 
 

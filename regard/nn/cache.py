@@ -153,7 +153,7 @@ class Cache:
         """What is computed at the first call and stays: the keys and values of an encoder's memory."""
         slot = self.slots.get(path)
         if slot is None:
-            made = make()
+            made = tuple(t.contiguous() for t in make())  # they will be read often
             self.slots[path] = Kept(self.pack(made), made[0].dtype)
             return made
         assert isinstance(slot, Kept)

@@ -80,14 +80,14 @@ class Every(Slot):
 
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Write the new columns; return all that are in use (or all there are, if static)."""
-        if self.cache.own_BNM is not None:
-            k_BGMK, v_BGMK = (self._beside(t) for t in (k_BGMK, v_BGMK))
-        end, new = self.cache.columns, k_BGMK.shape[2]
+        each = self.cache.each if self.cache.own_BNM is not None else 1  # rows that stand together
+        end, new = self.cache.columns, each * k_BGMK.shape[2]
         given = self.cache.pack((k_BGMK, v_BGMK))
         pairs = zip(self.state or (None,) * len(given), given, strict=True)
         self.state = tuple(grown(s, end - new, new, 2, t, self.cache.capacity) for s, t in pairs)
         for room, t in zip(self.state, given, strict=True):
-            room[:, :, end - new : end] = t
+            place_BGNMK = room[:, :, end - new : end].unflatten(2, (each, -1))
+            place_BGNMK.copy_(t.unflatten(0, (-1, each)).transpose(1, 2))
         if end == new:  # nothing before: what is new is all there is
             return k_BGMK, v_BGMK, self.cache.new_BL
         kept = self.state if self.cache.capacity is not None else tuple(t[:, :, :end] for t in self.state)
@@ -102,11 +102,6 @@ class Every(Slot):
             first_BG = torch.arange(B * G, device=t.device).view(B, G) * M
             index_BGM = first_BG[..., None] + kept_BM[:, None]
             t[:, :, :used] = t.flatten(0, 2).index_select(0, index_BGM.flatten()).view(B, G, used, -1)
-
-    def _beside(self, t_NGMK: Tensor) -> Tensor:
-        """Columns of the rows of one source, one after the other."""
-        t_BGMK: Tensor = t_NGMK.unflatten(0, (-1, self.cache.each)).transpose(1, 2).flatten(2, 3)
-        return t_BGMK
 
     def check(self, next_B: Tensor, path: str) -> None:
         """Nothing is ever lost: the cache's own positions say what is there."""

@@ -12,9 +12,12 @@ from torch.autograd.function import once_differentiable
 
 from regard.nn.context import Context
 
-SHORT = 512  # keys up to which scores are kept while something is learned
-FEW = 2**23  # scores that a layer keeps at most, 32 MiB
+SHORT = 512  # keys up to which scores are written out
+FEW = 2**23  # scores that a layer keeps at most while it learns, 32 MiB
 BLOCK = 128  # queries of a causal order that meet the same keys
+ASKING = 16  # queries of a row that are few: the kernel is made for more
+ROWS = 64  # rows, each head counted, that are many
+LANES = 16  # keys that a processor weighs at once; fewer it weighs one by one
 
 
 def fused(
@@ -61,6 +64,38 @@ def _short(
     return y
 
 
+def is_few(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether many rows on a CPU ask little each, as beams do: calls of the kernel cost more than they do."""
+    if q.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    (B, H, L, _), M = q.shape, k.shape[2]
+    exact = q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.float64)
+    return exact and L <= ASKING and M <= SHORT and B * H >= ROWS
+
+
+def for_few(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: tuple[Tensor, Tensor | None]) -> Tensor:
+    """The same with scores written out: one call for all rows, for each of the two products."""
+    (B, H, L, K), (G, M), (added_XLM, blind_XL1) = q.shape, k.shape[1:3], mask
+    q_XLK, k_XMK, v_XMK = q.reshape(B * G, -1, K), k.reshape(B * G, M, K), v.reshape(B * G, M, -1)
+    w_XLM = torch.baddbmm(added_XLM, q_XLK, k_XMK.mT, alpha=scale)
+    if M < LANES:
+        w_XLM = F.pad(w_XLM, (0, LANES - M), value=float("-inf"))
+    torch.softmax(w_XLM, -1, out=w_XLM)
+    if blind_XL1 is not None:
+        w_XLM.masked_fill_(blind_XL1, 0.0)
+    return torch.bmm(w_XLM[..., :M], v_XMK).view(B, H, L, -1)
+
+
+def mask_of(q: Tensor, k: Tensor, allow: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What the scores of a few begin with; and who sees nothing and so reads nothing, if there is someone."""
+    (B, H, L, _), (G, M) = q.shape, k.shape[1:3]
+    added_XLM = _added(q, (B, H, G, L, M), allow, None)
+    if allow is None or added_XLM is None:
+        return q.new_zeros(()), None
+    sees = allow.any(-1, keepdim=True)
+    return added_XLM, None if bool(sees.all()) else (~sees).expand(B, H, L, 1).reshape(B * G, -1, 1)
+
+
 class Short(torch.autograd.Function):
     """The same for short sequences: scores are written once, divided where they stand, and kept.
 
@@ -83,7 +118,7 @@ class Short(torch.autograd.Function):
         # the heads that share keys stand below each other: X rows of R heads
         q_XRLK = _widened(q).mul_(scale).view(B * G, H // G, L, K)
         k_XMK, v_XMK = _widened(k).view(B * G, M, K), _widened(v).view(B * G, M, -1)
-        added_XLM = _added(q_XRLK, (B, H, G, M), allow, bias)
+        added_XLM = _added(q_XRLK, (B, H, G, L, M), allow, bias)
         blocks, kept, found = list(_blocks(L, M, causal)), [], []
         for start, end, seen in blocks:
             q_XLK = q_XRLK[:, :, start:end].reshape(B * G, -1, K)
@@ -154,10 +189,10 @@ def _triangle(rows: int, columns: int, heads: int, like: Tensor) -> Tensor:
 
 
 def _added(
-    like: Tensor, sizes: tuple[int, int, int, int], allow: Tensor | None, bias: Tensor | None
+    like: Tensor, sizes: tuple[int, int, int, int, int], allow: Tensor | None, bias: Tensor | None
 ) -> Tensor | None:
     """What scores begin with, (X, L or 1, M): the bias, and minus infinity where nothing may be seen."""
-    (B, H, G, M), L = sizes, like.shape[2]
+    B, H, G, L, M = sizes
     if allow is None:
         return None if bias is None else bias.to(like.dtype).expand(B, H, L, M).reshape(B * G, -1, M)
     s = torch.where(allow, like.new_zeros(()) if bias is None else bias.to(like.dtype), float("-inf"))

@@ -18,6 +18,7 @@ import regard.nn.blockwise
 import regard.nn.sums
 from regard.dims import Dims
 from regard.errors import UsageError
+from regard.laws import claims
 from regard.laws.attention import ways_agree
 from regard.nn.attend import attend
 from regard.nn.context import Context, How, places, plain_places
@@ -39,7 +40,7 @@ from regard.nn.pattern import (
 )
 from regard.nn.position import Alibi, Position, Rotary, T5Bias
 from regard.nn.score import Dot, Score
-from regard.nn.sums import Short, explicit, fused, shared
+from regard.nn.sums import Short, explicit, for_few, fused, mask_of, shared
 from regard.spec import of
 
 H, K, L, B = 4, 4, 9, 2
@@ -504,3 +505,42 @@ def test_a_compiled_model_learns_from_kept_scores_too() -> None:
     assert (8, 44, 300) in {tuple(shape) for shape in kept}, "scores of the last block were not kept"
     for one, other in zip(found, wanted, strict=True):
         assert (one - other).abs().max() <= 1e-9 * (1 + other.abs().max())
+
+
+@pytest.mark.parametrize("keys", [1, 5, 16, 37])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("shape", ["none", "row", "head"])
+def test_few_queries_with_scores_written_out(keys: int, groups: int, shape: str) -> None:
+    """As the formula says; who sees nothing reads nothing; a view of a larger buffer is as good."""
+    random = torch.Generator().manual_seed(keys)
+    q, k, v = (
+        torch.randn(3, heads, length, K, dtype=torch.float64, generator=random)
+        for heads, length in ((H, 5), (groups, 64), (groups, 64))
+    )
+    k, v = k[:, :, :keys], v[:, :, :keys]
+    allow = None
+    if shape != "none":
+        allow = torch.rand(3, H if shape == "head" else 1, 5, keys, generator=random) < 0.7
+        allow[1, :, 2] = False
+    given = shared(k, H), shared(v, H)
+    s = q @ given[0].mT * 0.3
+    true = explicit(s, given[1], allow, None, None, 0.0, Context(POS))
+    found = for_few(q, k, v, 0.3, mask_of(q, k, allow))
+    assert (found - true).abs().max() <= 1e-12
+    assert allow is None or not found[1, :, 2].any()
+
+
+@pytest.mark.parametrize("subject", ["vanilla", "gpt", "llama", "t5", "mixer latent", "sparse_transformer"])
+def test_laws_hold_where_few_are_asked_together(subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The laws are tried on few rows; here each of them is many."""
+    monkeypatch.setattr(regard.nn.sums, "ROWS", 1)
+    asked = []
+    way = regard.nn.attend.for_few
+    monkeypatch.setattr(regard.nn.attend, "for_few", lambda *given: asked.append(1) or way(*given))
+    laws = {"beams", "stepwise", "padding", "future"}
+    tried = [claim for claim in claims() if claim.subject == subject and claim.law in laws]
+    assert len(tried) == len(laws)
+    for claim in tried:
+        row = claim.row()
+        assert row.ok, f"{row.law}: {row.figure} in {row.worst}"
+    assert asked or subject == "t5", "a bias goes by the kernel"
