@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -146,6 +148,51 @@ def test_local_2d_is_the_mask_of_the_authors_code(
     order = pattern.order(rows)
     assert sorted(order.tolist()) == list(range(rows * across))
     assert order[: block[1] + 1].tolist() == [*range(block[1]), across if block[0] > 1 else block[1]]
+
+
+def band(length: int, block: int) -> Tensor:
+    """What each token sees, by the mask of the authors' code for lines.
+
+    Fewer tokens than two blocks hold are one block. The first block is a triangle; each other one meets the
+    block before and itself, and of these two it sees a triangle, moved to the right by a block.
+    """
+    block = length if length < 2 * block else block
+    whole = length + -length % block
+    table = torch.zeros(whole, whole, dtype=torch.bool)
+    table[:block, :block] = torch.ones(block, block).tril().bool()
+    for start in range(block, whole, block):
+        table[start : start + block, start - block : start + block] = torch.ones(block, 2 * block).tril(block)
+    return table[:length, :length]
+
+
+def digest(table: Tensor) -> int:
+    return zlib.crc32(np.packbits(table.numpy()).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("length", "block", "wanted"),
+    [(64, 4, 3370355596), (64, 8, 743091636), (64, 16, 1528005797), (64, 64, 2365715467),
+     (37, 8, 4145119463), (100, 8, 667744638), (100, 64, 3035275589)],
+)  # fmt: skip
+def test_local_is_what_tensor2tensor_sees(length: int, block: int, wanted: int) -> None:
+    """`wanted`: of what reached the outputs of masked_local_attention_1d, tensor2tensor 1.15.7."""
+    table = seen(Local(DIMS, block), length)[0]
+    assert torch.equal(table, band(length, block))
+    assert digest(table) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "across", "block", "flange", "wanted"),
+    [(8, 8, (4, 4), (4, 4), 955764232), (8, 8, (4, 4), (4, 8), 955764232), (8, 8, (2, 4), (2, 2), 414453312),
+     (8, 8, (4, 2), (3, 5), 89804636), (6, 9, (2, 3), (5, 1), 111531266), (8, 8, (8, 8), (0, 0), 2365715467)],
+)  # fmt: skip
+def test_local_2d_is_what_tensor2tensor_sees(
+    rows: int, across: int, block: tuple[int, int], flange: tuple[int, int], wanted: int
+) -> None:
+    """`wanted`: of what reached the outputs of masked_local_attention_2d; its pixels stand row by row."""
+    pattern = Local2D(DIMS, across, block, flange)
+    back = pattern.order(rows).argsort()
+    assert digest(seen(pattern, rows * across)[0][back][:, back]) == wanted
 
 
 def test_two_hops_reach_everything_and_near_alone_does_not() -> None:
