@@ -12,7 +12,9 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from threading import Lock
+from types import FunctionType
 from typing import TypeVar
 from weakref import ref
 
@@ -23,6 +25,7 @@ from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
 from regard.nn.cache import Cache
 
+NUMBERS = count()  # of programs
 AFTER = 256  # steps that are written as before: by then, half a minute may pay
 Kind = TypeVar("Kind", bound=Model)
 Program = Callable[[Decoder | EncoderDecoder, Tensor, Cache], Tensor]
@@ -65,6 +68,7 @@ class Quick:
         self.after, self.lock, self.threads = after, Lock(), torch.get_num_threads()
         self.steps: Counter[int] = Counter()  # by rows
         self.rows: int | None = None  # that the program is for
+        self.whose: ref[Model] | None = None  # weights are in it
         self.program: Program | None = _program()
         self.last: ref[Cache] | None = None
 
@@ -74,7 +78,7 @@ class Quick:
     def __call__(self, model: Decoder | EncoderDecoder, ids_N: Tensor, cache: Cache) -> Tensor:
         """As `step`."""
         # batches side by side have a thread each, and a program is for all of them
-        fits = cache.own_BNM is None and torch.get_num_threads() == self.threads
+        fits = cache.own_BNM is None and torch.get_num_threads() == self.threads and not model.training
         if not fits or not self.lock.acquire(blocking=False):  # one at a time
             return step(model, ids_N, cache)
         try:
@@ -82,7 +86,8 @@ class Quick:
             self.steps[rows] += 1
             if self.rows is None and self.steps[rows] > self.after:
                 self.rows = rows
-            if self.rows != rows or self.program is None:
+            self.whose = self.whose or ref(model)
+            if self.rows != rows or self.program is None or self.whose() is not model:
                 return step(model, ids_N, cache)
             # a program that grows the cache would be another one, and so would one that fills it to the end
             if cache.reserve(2) or self.last is None or self.last() is not cache:
@@ -117,4 +122,9 @@ def _said(error: Exception) -> str:
 def _program() -> Program:
     # PyTorch warns of its own way
     warnings.filterwarnings("ignore", message="To copy construct from a tensor")
-    return torch.compile(step, fullgraph=True)
+    # Whose model it is, is not asked before every token: its weights are constants of the program. So each
+    # program has code of its own, by which PyTorch knows it.
+    code = step.__code__.replace(co_name=f"step_{next(NUMBERS)}")
+    unasked = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+    own = FunctionType(code, step.__globals__)
+    return torch.compile(own, fullgraph=True, options={"guard_filter_fn": unasked})

@@ -33,6 +33,9 @@ def fused(
     """softmax(scale q k^T + bias) v where `allow`, by one kernel. H heads may share G groups of keys."""
     if dropout == 0.0 and _is_short(q, k, v, allow, bias):
         return _short(q, k, v, scale, allow, bias, causal)
+    one = q.shape[0] == q.shape[2] == 1 and q.shape[1] == k.shape[1] and allow is None and bias is None
+    if one and dropout == 0.0 and torch.compiler.is_compiling():  # a compiler makes fewer calls of it
+        return torch.softmax(scale * q @ k.mT, -1) @ v
     mask = allow if bias is None else bias if allow is None else bias.masked_fill(~allow, float("-inf"))
     if mask is not None and mask.dtype.is_floating_point:
         mask = mask.to(q.dtype)

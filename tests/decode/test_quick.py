@@ -13,6 +13,7 @@ from regard.decode import Rules, generate
 from regard.decode.engine import Session
 from regard.decode.quick import Quick, compiled
 from regard.errors import UsageError
+from regard.laws.subjects import enlivened
 from regard.packed import packed
 
 PROMPT = [[3, 1, 4, 1, 5]]
@@ -123,3 +124,22 @@ def test_only_models_at_rest_that_write_are_compiled() -> None:
         compiled(built("bert"))
     with pytest.raises(UsageError, match=r"model\.eval"):
         compiled(built().train())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_two_models_in_one_process_have_a_program_each(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of one shape, so that a program could run with the weights of the other, and none would notice."""
+    whole = [Session(enlivened(built(), seed), PROMPT) for seed in (1, 2)]
+    quick = [Session(compiled(enlivened(built(), seed), after=0), PROMPT) for seed in (1, 2)]
+    for token in range(3):
+        for session in (*whole, *quick):
+            session.step(torch.tensor([token]))
+        for plain, fast in zip(whole, quick, strict=True):
+            assert (fast.logits_NV - plain.logits_NV).abs().max() < 1e-4
+    assert (quick[0].logits_NV - quick[1].logits_NV).abs().max() > 1, "else nothing is shown"
+    quick[1].model.quick = quick[0].model.quick  # as a shallow copy would have it
+    for session in (whole[1], quick[1]):
+        session.step(torch.tensor([7]))
+    assert (quick[1].logits_NV - whole[1].logits_NV).abs().max() < 1e-4
+    assert "uncompiled" not in capfd.readouterr().err
