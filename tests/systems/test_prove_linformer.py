@@ -14,7 +14,8 @@ from regard.model import Encoder
 from regard.nn.compress import Linformer
 
 pytestmark = pytest.mark.prove
-LENGTH = 256
+LENGTH, SYMBOLS = 256, 4
+LEARNING = {"majority": (300, 3e-3), "match": (800, 1e-3)}  # steps and rate
 
 
 def samples(task: str, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -24,18 +25,18 @@ def samples(task: str, count: int, random: torch.Generator) -> tuple[Tensor, Ten
         share_B1 = torch.where(label_B == 1, 0.58, 0.42)[:, None]
         return (torch.rand(count, LENGTH, generator=random) < share_B1).long(), label_B
     first_B1, label_B = (
-        torch.randint(12, (count, 1), generator=random),
+        torch.randint(SYMBOLS, (count, 1), generator=random),
         torch.randint(2, (count,), generator=random),
     )
-    other_BL = (first_B1 + 1 + torch.randint(11, (count, LENGTH), generator=random)) % 12
+    other_BL = (first_B1 + 1 + torch.randint(SYMBOLS - 1, (count, LENGTH), generator=random)) % SYMBOLS
     again_BL = (torch.rand(count, LENGTH, generator=random) < 0.2) & (label_B == 1)[:, None]
     again_BL[:, 0] = True
     return torch.where(again_BL, first_B1, other_BL), label_B
 
 
 def accuracy(task: str, system: Literal["bert", "linformer"], blind: bool = False) -> float:
-    """After 300 steps; the answer is read at the first token, so that it must be looked for."""
-    options = {"vocab": 12, "width": 32, "heads": 2, "layers": 2, "length": LENGTH, "dropout": 0.0}
+    """What is learned; the answer is read at the first token, so that it must be looked for."""
+    options = {"vocab": SYMBOLS, "width": 32, "heads": 2, "layers": 2, "length": LENGTH, "dropout": 0.0}
     options |= {"head": "pooled", "classes": 2, "order": "pre"}
     model = regard.build(regard.system(system, **options, **({"keys": 64} if system == "linformer" else {})))
     assert isinstance(model, Encoder)
@@ -44,9 +45,10 @@ def accuracy(task: str, system: Literal["bert", "linformer"], blind: bool = Fals
             for p in part.parameters():
                 torch.nn.init.zeros_(p).requires_grad_(False)
     learned = [p for p in model.parameters() if p.requires_grad]
-    optimizer, random = torch.optim.Adam(learned, lr=1e-3), torch.Generator().manual_seed(0)
-    for step in range(300):
-        optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (step + 1) / 50) * (1 - step / 300)
+    (steps, rate), random = LEARNING[task], torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(learned, lr=rate)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / 50) * (1 - step / steps)
         ids_BL, label_B = samples(task, 24, random)
         loss = F.cross_entropy(model(ids_BL), label_B)
         optimizer.zero_grad()
@@ -59,10 +61,13 @@ def accuracy(task: str, system: Literal["bert", "linformer"], blind: bool = Fals
 
 @pytest.mark.parametrize("task", ["majority", "match"])
 def test_within_two_points_of_full_attention(task: str) -> None:
-    """In so few steps full attention has not even begun to learn the match."""
+    """Both learn both. Three seeds of the samples, match: full 1.000, 1.000, 0.985; linformer 0.991, 1.000,
+    1.000. With 12 symbols and 300 steps full attention had not begun to learn it, and linformer only now and
+    then.
+    """
     full, few = accuracy(task, "bert"), accuracy(task, "linformer")
     print(f"{task}: full {full:.3f}, linformer {few:.3f}")
-    assert few >= 0.9 and few >= full - 0.02
+    assert full >= 0.9 and few >= 0.9 and few >= full - 0.02
 
 
 @pytest.mark.parametrize("task", ["majority", "match"])

@@ -98,14 +98,18 @@ SHAKESPEARE: dict[str, Any] = {
         "dims": {"width": 96, "heads": 4, "layers": 4, "length": 64},
         "dropout": 0.1,
     },
-    "task": {"kind": "language", "text": str(TEXT), "tokens": "chars", "memory": 448},
+    "task": {"kind": "language", "text": str(TEXT), "tokens": "chars", "memory": 512},
     "train": {"steps": 800, "size": 16, "lr": 2.0e-3, "schedule": {"kind": "cosine", "warmup": 100}},
 }
 
 
 @pytest.mark.skipif(not TEXT.is_file(), reason="needs tinyshakespeare beside the repository")
 def test_more_memory_is_never_worse(tmp_path: Path) -> None:
-    """One trained model of letters, evaluated with a memory of 0, 64, 256 and 512 tokens."""
+    """One trained model of letters, evaluated with a memory of 0, 64, 256 and 512 tokens.
+
+    Seen: 2.0504, 1.9875, 1.9848, 1.9846. Learned with a memory of 448, 512 was sometimes worse than 256, by
+    0.0003: it knew nothing of distances beyond 511.
+    """
     train(SHAKESPEARE, [], tmp_path)
     losses = [
         float(evaluate(tmp_path, "valid", overrides=[f"task.memory={memory}"])["loss"])
