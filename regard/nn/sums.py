@@ -33,8 +33,7 @@ def fused(
     """softmax(scale q k^T + bias) v where `allow`, by one kernel. H heads may share G groups of keys."""
     if dropout == 0.0 and _is_short(q, k, v, allow, bias):
         return _short(q, k, v, scale, allow, bias, causal)
-    one = q.shape[0] == q.shape[2] == 1 and q.shape[1] == k.shape[1] and allow is None and bias is None
-    if one and dropout == 0.0 and torch.compiler.is_compiling():  # a compiler makes fewer calls of it
+    if dropout == 0.0 and allow is None and bias is None and _is_one(q, k):
         return torch.softmax(scale * q @ k.mT, -1) @ v
     mask = allow if bias is None else bias if allow is None else bias.masked_fill(~allow, float("-inf"))
     if mask is not None and mask.dtype.is_floating_point:
@@ -65,6 +64,15 @@ def _short(
     with torch.autocast("cpu", enabled=False):  # scores of half precision would be too coarse
         y: Tensor = Short.apply(q, k, v, scale, allow, bias, causal)
     return y
+
+
+def _is_one(q: Tensor, k: Tensor) -> bool:
+    """Whether one query is asked in a compiled step on a CPU: the compiler makes one call of what follows.
+
+    Not in half precision, where scores would be too coarse.
+    """
+    one = q.shape[0] == q.shape[2] == 1 and q.shape[1] == k.shape[1]
+    return one and torch.compiler.is_compiling() and q.device.type == "cpu" and q.dtype == torch.float32
 
 
 def is_few(q: Tensor, k: Tensor, v: Tensor) -> bool:
