@@ -120,6 +120,35 @@ def hf_marian(vocab: int, width: int, heads: int, layers: int, hidden: int, leng
     return MarianMTModel(config).eval()
 
 
+def marian_of(model: Any, start: int, end: int, **sizes: int) -> Any:
+    """transformers' Marian with the weights of regard's Transformer (post-norm, sinusoids in halves)."""
+    theirs, own = hf_marian(**sizes), model.state_dict()
+    with torch.no_grad():
+        for name, weight in theirs.named_parameters():
+            if weight.requires_grad:
+                weight.copy_(_rows(own, name))
+    theirs.config.decoder_start_token_id = theirs.generation_config.decoder_start_token_id = start
+    theirs.config.eos_token_id = theirs.generation_config.eos_token_id = end
+    return theirs
+
+
+def _rows(own: dict[str, Tensor], name: str) -> Tensor:
+    """What Marian calls so, among ours: queries, keys and values are one matrix here."""
+    if name == "model.shared.weight":
+        return own["embed.weight"]
+    _, stack, _, depth, what, *kind, end = name.split(".")
+    at = f"{stack}.blocks.{depth}.sublayers"
+    if what in ("fc1", "fc2"):
+        return own[f"{at}.ffn.body.{'up' if what == 'fc1' else 'down'}.{end}"]
+    side = {"self": "self", "encoder": "cross", "final": "ffn"}[what.split("_")[0]]
+    if not kind:
+        return own[f"{at}.{side}.norm.{end}"]
+    letter = kind[0].removesuffix("_proj")
+    group = letter if letter == "out" else "qkv" if side == "self" else "q" if letter == "q" else "kv"
+    rows = own[f"{at}.{side}.body.{group}.{end}"]
+    return rows if letter == "out" else rows.chunk(len(group))[group.index(letter)]
+
+
 def joey(
     pairs: list[Any],
     tokens: int,

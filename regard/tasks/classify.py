@@ -17,9 +17,8 @@ from regard.data.tokens import Tokens, Words
 from regard.dims import Dims
 from regard.errors import DataError, UsageError
 from regard.model import Model
-from regard.nn.head import Pooled
+from regard.nn.head import Pooled, nll
 from regard.spec import Recipe, of, part
-from regard.tasks.loss import nll
 from regard.tasks.metrics import accuracy, macro_f1
 from regard.tasks.reading import CLS, SEP, UNK, logits, padded, reader
 from regard.tasks.task import (

@@ -13,10 +13,10 @@ from regard.data.tokens import Tokens, Unigram
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.model import Model
+from regard.nn.head import nll
 from regard.spec import Recipe, of, part
 from regard.tasks import spans
 from regard.tasks.corpus import EOS, Corpus, Document, Files
-from regard.tasks.loss import nll
 from regard.tasks.task import Loss, same_count
 from regard.tasks.transduce import UNK, pair_batch, pair_loss
 

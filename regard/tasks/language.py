@@ -18,10 +18,10 @@ from regard.dims import Dims
 from regard.errors import UsageError
 from regard.model import Decoder, Model
 from regard.nn.context import places
+from regard.nn.head import nll
 from regard.spec import Recipe, of, part
 from regard.tasks.auxiliary import Auxiliary
 from regard.tasks.corpus import EOS, Corpus, Cut, Document, Files
-from regard.tasks.loss import nll
 from regard.tasks.task import SAMPLES, Figures, Loss, device_of, resting, same_count, walk
 
 if TYPE_CHECKING:

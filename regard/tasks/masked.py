@@ -15,10 +15,10 @@ from regard.data.tokens import Tokens, Wordpiece
 from regard.dims import Dims
 from regard.errors import UsageError
 from regard.model import Model
+from regard.nn.head import nll
 from regard.spec import Recipe, of, part
 from regard.tasks.cloze import choose, hide, how_many
 from regard.tasks.corpus import Corpus, Document, Files
-from regard.tasks.loss import nll
 from regard.tasks.reading import CLS, SEP, UNK, logits, padded, reader
 from regard.tasks.task import Figures, Loss, device_of, resting, same_count, walk
 

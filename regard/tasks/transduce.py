@@ -14,7 +14,7 @@ from regard.data.synthetic import Split
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
 from regard.nn.context import places
-from regard.tasks.loss import Cost, nll
+from regard.nn.head import Cost, nll
 from regard.tasks.task import Figures, Loss, Task, same_count
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Transduce(Task):
     it with its encoder; a decoder reads it first, as a prompt: x1 .. xm </s> <s> y1 .. yn.
     """
 
-    cost: Cost = staticmethod(nll)
+    cost: Cost = nll
 
     @property
     def bos(self) -> int:

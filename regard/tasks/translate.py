@@ -13,8 +13,8 @@ from regard.data.tokens import Bpe, Tokens
 from regard.dims import Dims
 from regard.errors import DataError, UsageError
 from regard.model import Model
+from regard.nn.head import Convention, CrossEntropy
 from regard.spec import Recipe, of, part
-from regard.tasks.loss import Convention, smoothed
 from regard.tasks.metrics import bleu, chrf
 from regard.tasks.task import Figures, digest_of_files, digest_of_texts, hold_out, settle_tokens
 from regard.tasks.transduce import BOS, EOS, UNK, Row, Transduce
@@ -86,7 +86,7 @@ class Translate(Transduce):
                 raise UsageError(f"{split}_source and {split}_target must be given together, or neither.")
         self.table, self.fields = table, fields
         self.recipe, self.lower, self.longest = tokens, lower, longest
-        self.cost = smoothed(smoothing, convention)
+        self.cost = CrossEntropy(smoothing, convention)
         self.beam, self.alpha, self.limit = beam, alpha, limit
         self.texts: dict[Split, list[tuple[str, str]]] = {}
         self.ids: dict[Split, list[Row]] = {}

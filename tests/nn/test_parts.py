@@ -335,6 +335,7 @@ def test_losses_count_only_targets_and_may_be_cut_in_pieces(
     largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regard.nn.head.head, "LARGEST", largest)
+    monkeypatch.setattr(regard.nn.head.cost, "PIECE", largest)
     part, x = enlivened(Linear(DIMS, vocab=5)), torch.randn(2, 9, 16, requires_grad=True)
     target = torch.randint(0, 5, (2, 9)).masked_fill(IDS < 0, -1)
     target[0, 4] = -100
@@ -344,6 +345,8 @@ def test_losses_count_only_targets_and_may_be_cut_in_pieces(
         logits = part(x[b, n])
         wanted = wanted + logits.exp().sum().log() - logits[target[b, n]]
     assert torch.allclose(loss, wanted, atol=1e-4)
+    with torch.no_grad():
+        assert torch.allclose(part.loss(x, target), wanted, atol=1e-4)
     for a, b in zip(*(torch.autograd.grad(t, [x, part.weight]) for t in (loss, wanted)), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
     nothing = part.loss(x, torch.full((2, 9), -1))

@@ -12,9 +12,9 @@ from regard.data.tokens import Bpe, Words
 from regard.decode import Rules
 from regard.errors import DataError, UsageError
 from regard.model import Model
+from regard.nn.head import CrossEntropy
 from regard.spec import Recipe, of, read, write
 from regard.tasks import Task, Translate
-from regard.tasks.loss import smoothed
 from tests.tasks.conftest import small
 
 EN = ["a man sleeps", "two dogs run", "A woman reads a book", "the cat", "dogs sleep", "a man reads the book"]
@@ -84,7 +84,7 @@ def test_loss_is_smoothed_and_by_hand(files: dict[str, str]) -> None:
     batch = task.batches("valid", size=6).at(0)
     logits = model(batch["source"], batch["target"])
     kept = batch["answer"] >= 0
-    by_hand = smoothed(0.2, "torch")(logits[kept], batch["answer"][kept])
+    by_hand = CrossEntropy(0.2, "torch")(logits[kept], batch["answer"][kept])
     assert float(task.loss(model, batch).sum.detach()) == pytest.approx(float(by_hand.detach()), rel=1e-5)
 
 

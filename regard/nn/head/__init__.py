@@ -5,9 +5,10 @@ masked   Devlin et al. 2019, https://arxiv.org/abs/1810.04805
 pooled   the same, for sequences
 """
 
-from regard.nn.head.head import Cost, Head, nll
+from regard.nn.head.cost import Convention, Cost, CrossEntropy, nll
+from regard.nn.head.head import Head
 from regard.nn.head.linear import Linear
 from regard.nn.head.masked import Masked
 from regard.nn.head.pooled import Pooled
 
-__all__ = ["Cost", "Head", "Linear", "Masked", "Pooled", "nll"]
+__all__ = ["Convention", "Cost", "CrossEntropy", "Head", "Linear", "Masked", "Pooled", "nll"]

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UsageError
+from regard.nn.head.cost import Cost, Summed, nll
+from regard.nn.product import product
 
-Cost = Callable[[Tensor, Tensor], Tensor]
-LARGEST = (
-    2**25
-)  # logits held at once; more rows than that are taken in pieces, computed again in the backward pass
-
-
-def nll(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """sum_n -log p(target_n): the summed negative log-likelihood."""
-    return F.cross_entropy(logits_NV.float(), target_N, reduction="sum")
+LARGEST = 2**25  # logits held at once where nothing is learned; more rows than that are taken in pieces
 
 
 class Head(nn.Module):
-    """Answers from states: logits, their loss, their log-probabilities."""
+    """Answers from states: logits, their loss, their log-probabilities.
+
+    weight, bias   the matrix and the shift that make logits of what `ready` gives
+    """
 
     weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def ready(self, x_BLD: Tensor) -> Tensor:
+        """What meets the matrix: the states themselves, unless a head says otherwise."""
+        return x_BLD
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """Logits."""
-        raise NotImplementedError
+        return product(self.ready(x_BLD), self.weight, self.bias)
 
     def tie(self, weight: nn.Parameter) -> None:
         """Share the matrix of the embedding."""
@@ -51,12 +48,9 @@ class Head(nn.Module):
         kept_N = (target_N >= 0).nonzero()[:, 0]
         if len(kept_N) < len(target_N):
             x_ND, target_N = x_ND.index_select(0, kept_N), target_N.index_select(0, kept_N)
-        rows = max(1, LARGEST // self.weight.shape[0])
-        if len(target_N) <= rows:
-            return self._cost(x_ND, target_N, cost)
+        if torch.is_grad_enabled():
+            total: Tensor = Summed.apply(self.ready(x_ND), self.weight, self.bias, target_N, cost)
+            return total
+        rows = max(1, LARGEST // len(self.weight))
         pieces = zip(x_ND.split(rows), target_N.split(rows), strict=True)
-        costs = [cast(Tensor, checkpoint(self._cost, x, t, cost, use_reentrant=False)) for x, t in pieces]
-        return torch.stack(costs).sum()
-
-    def _cost(self, x_ND: Tensor, target_N: Tensor, cost: Cost) -> Tensor:
-        return cost(self(x_ND), target_N)
+        return torch.stack([cost(self(x), target) for x, target in pieces]).sum()

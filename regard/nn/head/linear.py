@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from regard.dims import Dims
 from regard.nn.head.head import Head
-from regard.nn.product import product
 from regard.spec import part
 
 
@@ -31,6 +30,6 @@ class Linear(Head):
         self.factor = dims.width**-0.5 if scaled else 1.0
         nn.init.normal_(self.weight, std=dims.width**-0.5)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """W x."""
-        return product(x_BLD if self.factor == 1.0 else x_BLD * self.factor, self.weight, self.bias)
+    def ready(self, x_BLD: Tensor) -> Tensor:
+        """x, scaled if asked for."""
+        return x_BLD if self.factor == 1.0 else x_BLD * self.factor

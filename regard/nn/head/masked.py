@@ -9,7 +9,7 @@ from regard.dims import Dims
 from regard.nn.ffn import ACTIVATIONS, Activation
 from regard.nn.head.head import Head
 from regard.nn.norm import Layer, Norm
-from regard.nn.product import Linear, product
+from regard.nn.product import Linear
 from regard.spec import Recipe, of, part
 
 
@@ -39,6 +39,7 @@ class Masked(Head):
         self.bend = ACTIVATIONS[activation]
         nn.init.normal_(self.weight, std=dims.width**-0.5)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """E norm(f(W x + c)) + b."""
-        return product(self.norm(self.bend(self.turn(x_BLD))), self.weight, self.bias)
+    def ready(self, x_BLD: Tensor) -> Tensor:
+        """norm(f(W x + c))."""
+        y_BLD: Tensor = self.norm(self.bend(self.turn(x_BLD)))
+        return y_BLD

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.dims import Dims
-from regard.nn.head.head import Cost, Head, nll
+from regard.nn.head.cost import Cost, nll
+from regard.nn.head.head import Head
 from regard.nn.product import Linear, product
 from regard.spec import part
 
