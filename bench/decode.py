@@ -2,29 +2,41 @@
 
     python bench/decode.py [--rounds 5] [--quick] [--json]
 
-All weights are random and no answer may end early, so that every contender writes the same number of tokens:
-the speed of writing is timed, not the luck of when answers end. Each precision is a case of its own. The
-limit is the time in which memory yields the weights once for each token, as measured in the same round.
+Weights are random and no answer may end early, so that every contender writes the same number of tokens: the
+speed of writing is timed, not the luck of when answers end. Each precision is a case of its own. The limit is
+the time in which memory yields the weights once for each token, as measured in the same round.
+
+Random hypotheses share no past, though, and answers do end. So where Multi30k is at hand, a translator learns
+it for some minutes first, and its test set is translated too: by the same weights, each library with its own
+rule of when to stop, and regard once more with theirs (patience 1).
 """
 
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
 from common import LIMIT, Case, Make, Run, arguments, peaks, reading, report
-from peers import ctranslate2_of, hf_gpt, hf_marian, regard_gpt, regard_translator, words, x_gpt
+from peers import ctranslate2_of, hf_gpt, hf_marian, marian_of, regard_gpt, regard_translator, words, x_gpt
 
+import regard
+from regard.data.tokens import load_tokens
 from regard.decode import Rules, generate
 from regard.decode.quick import compiled
-from regard.heap import keep_memory
+from regard.heap import in_large_pages, keep_memory
 from regard.packed import Precision, packed
 
 GPT2 = {"vocab": 50257, "width": 768, "heads": 12, "layers": 12, "length": 1024}
 TINY = {"vocab": 8000, "width": 128, "heads": 4, "layers": 4, "hidden": 256, "length": 256}
 BEAM, TOGETHER = 5, 64  # hypotheses of a sentence; sentences of like length that peers answer together
+HERE = Path(__file__).parents[1]
+RECIPE, DATA = HERE / "recipes" / "multi30k_tiny.yaml", HERE.parent / "shared" / "data" / "multi30k"
 
 
 def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int) -> Case:
@@ -35,6 +47,7 @@ def greedy(batch: int, prompt: int, new: int, precision: Precision, threads: int
     def ours(pack: bool, compiles: bool = False) -> Run:
         keep_memory()  # as regard.load does
         model = regard_gpt(**GPT2).eval()
+        in_large_pages(model.parameters())
         ready = packed(model, precision) if pack else model
         ready = compiled(ready, after=0) if compiles else ready
         return lambda: _count(generate(ready, rows, rules=Rules(length=new)), batch * new)
@@ -146,6 +159,58 @@ def beam(sentences: int, new: int, threads: int) -> Case:
     return Case(name, "sentences/s", sentences, contenders)
 
 
+def taught(folder: str, steps: int) -> None:
+    """A translator that has learned Multi30k for a while, in the form that Marian has, too."""
+    form = ["model.order=post", "model.position={kind: sinusoidal, form: halves}", "train.lr=2e-3"]
+    form += [f"train.steps={steps}", f"train.evaluate_every={steps}", "task.limit=64"]
+    command = [sys.executable, "-m", "regard", "train", str(RECIPE), *form, "--out", folder]
+    subprocess.run(command, cwd=HERE, stdout=subprocess.DEVNULL, check=True)
+
+
+def translated(folder: str, sentences: int, threads: int, most: int = 80) -> Case:
+    """The test set of Multi30k, beam 5."""
+    lines = (DATA / "test_2016.en").read_text(encoding="utf-8").splitlines()[:sentences]
+    tokens = load_tokens(Path(folder) / "tokens")
+    vocab, start, end = tokens.vocab, tokens.id("<s>"), tokens.id("</s>")
+    # the last and rarest token is what Marian pads with
+    sources = [[t for t in tokens.encode(line.lower()) if t < vocab - 1] + [end] for line in lines]
+    sizes = TINY | {"vocab": vocab}
+
+    def ours(patience: float | None) -> Run:
+        model = regard.load(folder, precision="fp32").model
+        rules = Rules(method="beam", beam=BEAM, alpha=1.0, length=most, patience=patience)
+        return lambda: generate(model, [[start]] * len(lines), sources, rules, eos=end)
+
+    def marian() -> Run:
+        model = marian_of(regard.load(folder).model, start, end, **sizes)
+        by_length = sorted(sources, key=len)
+        batches = [_padded(by_length[n : n + TOGETHER], vocab - 1) for n in range(0, len(lines), TOGETHER)]
+        options: dict[str, Any] = {"num_beams": BEAM, "max_new_tokens": most, "length_penalty": 1.0}
+
+        def run() -> None:
+            for ids_BL in batches:
+                with torch.no_grad():
+                    model.generate(
+                        ids_BL, attention_mask=(ids_BL != vocab - 1).long(), do_sample=False, **options
+                    )
+
+        return run
+
+    def ctranslate2(side: int) -> Run:
+        model = marian_of(regard.load(folder).model, start, end, **sizes)
+        writer = ctranslate2_of(model, "MarianMTLoader", threads // side, side=side, marks=(start, end))
+        options = {"beam_size": BEAM, "max_decoding_length": most, "length_penalty": 1.0}
+        asked = [words(row) for row in sources]
+        return lambda: writer.translate_batch(asked, max_batch_size=TOGETHER, **options)
+
+    contenders = {"regard": partial(ours, None), "regard, patience 1": partial(ours, 1.0)}
+    contenders |= {"transformers Marian": marian, "CTranslate2": partial(ctranslate2, 1)}
+    if threads > 1:
+        contenders["CTranslate2, side by side"] = partial(ctranslate2, threads)
+    name = f"beam {BEAM}, the same shape after learning Multi30k, {len(lines)} sentences of its test set"
+    return Case(name, "sentences/s", len(lines), contenders)
+
+
 def _padded(rows: list[list[int]], fill: int) -> torch.Tensor:
     width = max(map(len, rows))
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
@@ -163,7 +228,12 @@ def main() -> None:
     every = get_args(Precision)
     cases = [greedy(batch, 32, new, each, threads) for batch in (1, 16) for each in every]
     cases.append(beam(16 if options.quick else 1000, 10 if options.quick else 20, threads))
-    report("decode", options, cases, peaks=peaks())
+    with TemporaryDirectory(prefix="regard-bench-") as place:
+        if DATA.is_dir():
+            folder = f"{place}/run"
+            taught(folder, 20 if options.quick else 1000)
+            cases.append(translated(folder, 16 if options.quick else 1000, threads))
+        report("decode", options, cases, peaks=peaks())
 
 
 if __name__ == "__main__":

@@ -228,10 +228,17 @@ def words(ids: list[int]) -> list[str]:
     return [f"w{token}" for token in ids]
 
 
-def ctranslate2_of(model: Any, loader: str, threads: int, kind: str = "float32", side: int = 1) -> Any:
+def ctranslate2_of(
+    model: Any,
+    loader: str,
+    threads: int,
+    kind: str = "float32",
+    side: int = 1,
+    marks: tuple[int, int] = (1, 1),
+) -> Any:
     """A CTranslate2 generator or translator with the weights of a transformers model.
 
-    `side` batches are answered side by side, `threads` threads each.
+    `side` batches are answered side by side, `threads` threads each. Answers begin and end with `marks`.
     """
     import ctranslate2
     from ctranslate2.converters import transformers as converters
@@ -245,9 +252,10 @@ def ctranslate2_of(model: Any, loader: str, threads: int, kind: str = "float32",
         spec.register_target_vocabulary(names)
     else:
         spec.register_vocabulary(names)
-    spec.config.eos_token, spec.config.unk_token, spec.config.bos_token = "w1", "w2", "w0"
+    start, end = words(list(marks))
+    spec.config.eos_token, spec.config.unk_token, spec.config.bos_token = end, "w2", "w0"
     if seq2seq:
-        spec.config.decoder_start_token = "w1"
+        spec.config.decoder_start_token = start
     spec.validate()
     spec.optimize(quantization=kind)
     writer = ctranslate2.Translator if seq2seq else ctranslate2.Generator

@@ -299,6 +299,9 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="Write answers to this file, one a line.")] = None,
     beam: Annotated[int | None, typer.Option(help="Beam search with this many hypotheses.", min=1)] = None,
     alpha: Annotated[float | None, typer.Option(help="Strength of beam search's length penalty.")] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="End a beam search when this times --beam answers have ended.")
+    ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Divide logits by this before drawing.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the k most probable tokens only.")] = None,
@@ -346,9 +349,9 @@ def predict(
 
     rules = {
         "method": "sample" if sample else "beam" if beam is not None else None,
-        "beam": beam, "alpha": alpha, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-        "min_p": min_p, "seed": seed, "nbest": nbest, "length": length, "stop": tuple(stop) if stop else None,
-        "cache": cache, "draft": draft,
+        "beam": beam, "alpha": alpha, "patience": patience, "temperature": temperature, "top_k": top_k,
+        "top_p": top_p, "min_p": min_p, "seed": seed, "nbest": nbest, "length": length,
+        "stop": tuple(stop) if stop else None, "cache": cache, "draft": draft,
     }  # fmt: skip
     given = {name: value for name, value in rules.items() if value is not None}
     answer(run, inputs or None, file, out, given, truncate, json, precision, compile)

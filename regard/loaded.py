@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from regard.errors import CheckFailed, DataError, UsageError
-from regard.heap import keep_memory
+from regard.heap import in_large_pages, keep_memory
 
 if TYPE_CHECKING:
     from regard.data.tokens import Tokens
@@ -136,6 +136,7 @@ def load(path: str | Path, precision: Precision | None = None, compile: bool = F
     """
     loaded = _load(Path(path))
     keep_memory()  # every token takes the same buffers again
+    in_large_pages(loaded.model.parameters())  # and reads all weights
     if precision is not None:
         from regard.packed import packed
 

@@ -14,6 +14,10 @@ positive and lp only grows, so whatever an alive hypothesis becomes, its score i
 Once the worst of the answers wanted is as good as that bound of the best one alive, going on is in vain. That
 is exact: the answers are those of a search that runs to the end. Hypotheses that the limit of length cuts off
 are no whole answers: they are returned, best first, only where fewer have ended than are wanted.
+
+With `patience` p, a sentence is also done as soon as p * beam hypotheses have ended, each of them among the
+best `beam` of its step: sooner, but what would have won later is not found. Kasai et al. 2022, section 2.2,
+arXiv 2204.05424; 1 is what fairseq, Marian and CTranslate2 do.
 """
 
 from __future__ import annotations
@@ -87,6 +91,8 @@ def search(
     ids_BNL = torch.empty(size, 1, 0, dtype=torch.int64, device=device)
     none_BN = torch.full((size, rules.nbest), -torch.inf, dtype=torch.float64, device=device)
     pool = Pool(none_BN, none_BN, torch.full((size, rules.nbest, max(limits)), -1, device=device))
+    ended_B = torch.zeros(size, dtype=torch.int64, device=device)  # how many have, of each sentence
+    enough = torch.inf if rules.patience is None else max(rules.patience * rules.beam, rules.nbest)
     for length in range(1, max(limits) + 1):
         banned = eos if length <= rules.min_length else None
         logp_BC, parent_BC, token_BC = candidates(session.logits_NV, alive_BN, rules.beam, banned)
@@ -94,6 +100,7 @@ def search(
         if eos is not None:
             ended_BC = logp_BC.masked_fill(~ends_BC, -torch.inf)
             pool.add(ended_BC / penalty(length, rules.alpha), ended_BC, _rows(ids_BNL, parent_BC))
+            ended_B += (ended_BC[:, : rules.beam] > -torch.inf).sum(1)
         vocab = session.logits_NV.shape[-1] - (eos is not None)
         width = max(1, min(rules.beam, alive_BN.shape[1] * vocab))
         alive_BN, which_BN = logp_BC.masked_fill(ends_BC, -torch.inf).topk(width, dim=1)
@@ -102,7 +109,7 @@ def search(
 
         longest_B = ((5 + limit_B.double()) / 6) ** rules.alpha
         hope_B = alive_BN[:, 0] / longest_B
-        over_B = (limit_B <= length) | (alive_BN[:, 0] == -torch.inf)
+        over_B = (limit_B <= length) | (alive_BN[:, 0] == -torch.inf) | (ended_B >= enough)
         if early:
             over_B |= pool.score_BN[:, -1] >= hope_B
         for place in over_B.nonzero()[:, 0].tolist():
@@ -117,6 +124,7 @@ def search(
         _move(session, parent_BN, stay_B)
         if len(stay_B) < len(over_B):
             number_B, limit_B, pool = number_B[stay_B], limit_B[stay_B], pool.pick(stay_B)
+            ended_B = ended_B[stay_B]
             alive_BN, ids_BNL, token_BN = alive_BN[stay_B], ids_BNL[stay_B], token_BN[stay_B]
         session.step(token_BN.flatten())
     return answers

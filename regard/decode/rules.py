@@ -22,6 +22,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "draft": ("greedy", "sample"),
     "beam": ("beam",),
     "alpha": ("beam",),
+    "patience": ("beam",),
     "nbest": ("sample", "beam"),
 }
 
@@ -49,6 +50,8 @@ class Rules:
         seed: with the prompt, decides every draw
         beam: hypotheses kept alive side by side; 1 is greedy
         alpha: strength of the length penalty ((5 + length) / 6) ** alpha; 0 is none
+        patience: a search ends when this times `beam` hypotheses have ended, though better ones might follow;
+            None: not before it is certain that none does
         nbest: answers returned for each prompt: the best ones (beam) or independent draws (sample)
         stop: strings that end an answer; the text is cut before them
         min_length: the end token is forbidden until the answer has this many tokens
@@ -67,6 +70,7 @@ class Rules:
     seed: int = 0
     beam: int = 4
     alpha: float = 0.6
+    patience: float | None = None
     nbest: int = 1
     stop: tuple[str, ...] = ()
     min_length: int = 0
@@ -108,6 +112,7 @@ _BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
     ("beam", 1, math.inf, True),
     # A negative alpha would reward short answers and void the bound by which beam search stops early.
     ("alpha", 0, math.inf, False),
+    ("patience", 1e-6, math.inf, False),
     ("nbest", 1, math.inf, True),
     ("min_length", 0, math.inf, True),
     ("draft", 0, math.inf, True),
@@ -115,7 +120,7 @@ _BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
 
 
 def _check(name: str, value: object, low: float, high: float, whole: bool) -> None:
-    if value is None and name in ("length", "top_k", "top_p", "min_p"):
+    if value is None and name in ("length", "top_k", "top_p", "min_p", "patience"):
         return
     kind = "a whole number" if whole else "a number"
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)

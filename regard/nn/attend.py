@@ -76,6 +76,7 @@ def attend(
             return _fused(q_BHLK, k_BGMK, v_BGMK, score, None, None, False, dropout)
         return _explicit(q_BHLK, k_BGMK, v_BGMK, score, None, None, None, dropout, ctx)
     pattern = pattern.bind(ctx)
+    position = None if position is None else position.under(pattern)
     bias = position if position is not None and position.biased else None
     value = position if position is not None and position.valued else None
     raw_BHLK = q_BHLK if raw_BHLK is None else raw_BHLK

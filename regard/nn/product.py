@@ -37,12 +37,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _shares(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T of one row, each thread a share of the rows of W."""
     threads, (rows, width) = torch.get_num_threads(), weight.shape
-    share = rows // threads
-    column = x.reshape(1, width).mT.expand(threads, -1, -1)  # this layout: another takes five times as long
-    y = torch.bmm(weight[: threads * share].view(threads, share, width), column).flatten()
-    if threads * share < rows:
-        y = torch.cat([y, torch.mv(weight[threads * share :], x.reshape(width))])
-    return y
+    share, rest = rows // threads, rows % threads
+    # this layout, and few calls: another takes five times as long, and there are dozens in a step
+    column = x.contiguous().as_strided((threads, width, 1), (0, 1, width))
+    y = torch.bmm((weight[:-rest] if rest else weight).view(threads, share, width), column).view(-1)
+    return torch.cat([y, torch.mv(weight[-rest:], x.reshape(width))]) if rest else y
 
 
 _LIBRARY = torch.library.Library("regard", "DEF")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,8 +111,8 @@ def mask_of(q: Tensor, k: Tensor, allow: Tensor | None) -> tuple[Tensor, Tensor 
 class Short(torch.autograd.Function):
     """The same for short sequences: scores are written once, divided where they stand, and kept.
 
-    A block of queries of a causal order meets only the keys up to its end. The bias has the gradient of the
-    scores. All is computed in float32, or in float64 if that is given.
+    A block of queries meets only the keys up to the last one that any of them sees, if all rows see alike.
+    The bias has the gradient of the scores. All is computed in float32, or in float64 if that is given.
     """
 
     @staticmethod
@@ -129,18 +130,22 @@ class Short(torch.autograd.Function):
         # the heads that share keys stand below each other: X rows of R heads
         q_XRLK = _widened(q).mul_(scale).view(B * G, H // G, L, K)
         k_XMK, v_XMK = _widened(k).view(B * G, M, K), _widened(v).view(B * G, M, -1)
-        added_XLM = _added(q_XRLK, (B, H, G, L, M), allow, bias)
-        blocks, kept, found = list(_blocks(L, M, causal)), [], []
+        blocks, kept, found = list(_blocks(L, M, causal, allow)), [], []
         for start, end, seen in blocks:
-            q_XLK = q_XRLK[:, :, start:end].reshape(B * G, -1, K)
-            s_XLM = _triangle(end - start, seen, H // G, q_XLK) if causal else added_XLM
+            q_XLK, sizes = q_XRLK[:, :, start:end].reshape(B * G, -1, K), (B, H, G, end - start, seen)
+            some, more = _part(allow, start, end, seen), _part(bias, start, end, seen)
+            s_XLM = (
+                _triangle(end - start, seen, H // G, q_XLK) if causal else _added(q_XLK, sizes, some, more)
+            )
             if s_XLM is None:
                 w_XLM = torch.bmm(q_XLK, k_XMK.mT)
+            elif bias is not None:  # a copy already, as large as the scores
+                w_XLM = s_XLM.baddbmm_(q_XLK, k_XMK[:, :seen].mT)
             else:
                 w_XLM = torch.baddbmm(s_XLM, q_XLK, k_XMK[:, :seen].mT)
             torch.softmax(w_XLM, -1, out=w_XLM)
-            if allow is not None and not bool((sees := allow.any(-1, keepdim=True)).all()):
-                w_XLM.view(B, H, L, M).masked_fill_(~sees, 0.0)  # a query that sees nothing reads nothing
+            if some is not None and not bool((sees := some.any(-1, keepdim=True)).all()):
+                w_XLM.view(B, H, -1, seen).masked_fill_(~sees, 0.0)  # a query that sees nothing reads nothing
             found.append(torch.bmm(w_XLM, v_XMK[:, :seen]).view(B * G, H // G, end - start, -1))
             kept.append(w_XLM)
         ctx.save_for_backward(q_XRLK, k_XMK, v_XMK, *kept)
@@ -152,12 +157,13 @@ class Short(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q_XRLK, k_XMK, v_XMK, *kept = ctx.saved_tensors
-        X, R, L, K = q_XRLK.shape
+        (X, R, L, K), M = q_XRLK.shape, k_XMK.shape[1]
         dy_XRLK, found = _widened(grad).view(X, R, L, -1), []
+        dbias_XRLM = None if ctx.bias is None else _room(ctx.bias, q_XRLK, (X, R, L, M), len(kept) > 1)
         for (start, end, seen), w_XLM in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             q_XLK, dy_XLK = (t[:, :, start:end].reshape(X, -1, t.shape[-1]) for t in (q_XRLK, dy_XRLK))
             ds_XLM = torch.bmm(dy_XLK, v_XMK[:, :seen].mT)
-            ds_XLM = torch._softmax_backward_data(ds_XLM, w_XLM, -1, w_XLM.dtype)
+            torch._softmax_backward_data(ds_XLM, w_XLM, -1, w_XLM.dtype, grad_input=ds_XLM)
             found.append(torch.bmm(ds_XLM, k_XMK[:, :seen]).view(X, R, end - start, K))
             dk, dv = torch.bmm(ds_XLM.mT, q_XLK), torch.bmm(w_XLM.mT, dy_XLK)
             if len(found) == 1:  # the last block, which sees all keys
@@ -165,12 +171,29 @@ class Short(torch.autograd.Function):
             else:
                 dk_XMK[:, :seen] += dk
                 dv_XMK[:, :seen] += dv
+            if dbias_XRLM is not None:
+                dbias_XRLM[:, :, start:end, :seen] = ds_XLM.view(X, R, end - start, seen)
         slopes = _joined(found[::-1]).mul_(ctx.scale), dk_XMK, dv_XMK
         dq, dk, dv = (t.view(shape).to(dtype) for t, (shape, dtype) in zip(slopes, ctx.like, strict=True))
         dbias = None
-        if ctx.bias is not None:
-            dbias = ds_XLM.view(*ctx.like[0][0][:3], -1).sum_to_size(ctx.bias[0]).to(ctx.bias[1])
+        if dbias_XRLM is not None:
+            dbias = dbias_XRLM.view(*ctx.like[0][0][:3], M).sum_to_size(ctx.bias[0]).to(ctx.bias[1])
         return dq, dk, dv, None, None, dbias, None
+
+
+def _room(bias: tuple[torch.Size, torch.dtype], like: Tensor, shape: tuple[int, ...], holes: bool) -> Tensor:
+    """Where the gradient of a bias is written: in its own precision, unless much will be summed of it."""
+    whole = bias[0].numel() == math.prod(shape)
+    return (torch.zeros if holes else torch.empty)(
+        shape, dtype=bias[1] if whole else like.dtype, device=like.device
+    )
+
+
+def _part(t: Tensor | None, start: int, end: int, seen: int) -> Tensor | None:
+    """What a mask or a bias says of these queries and the first keys."""
+    if t is None:
+        return None
+    return (t[:, :, start:end] if t.shape[2] > 1 else t)[..., :seen]
 
 
 def _widened(t: Tensor) -> Tensor:
@@ -183,14 +206,17 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def _blocks(L: int, M: int, causal: bool) -> Iterator[tuple[int, int, int]]:
-    """Blocks of queries, from where to where, and how many keys each may need."""
-    if not causal:
-        yield 0, L, M
-    else:
-        for start in range(0, L, BLOCK):
-            end = min(L, start + BLOCK)
-            yield start, end, end
+def _blocks(L: int, M: int, causal: bool, allow: Tensor | None) -> Iterator[tuple[int, int, int]]:
+    """Blocks of queries, from where to where, and how many keys each may need; the last one meets all."""
+    alike = allow is not None and allow.shape[:3] == (1, 1, L) and not torch.compiler.is_compiling()
+    for start in range(0, L, BLOCK if causal or alike else L):
+        end = min(L, start + BLOCK) if causal or alike else L
+        if causal or end == L:
+            yield start, end, end if causal else M
+        else:
+            assert allow is not None
+            column = allow[0, 0, start:end].any(0).nonzero()
+            yield start, end, int(column[-1]) + 1 if len(column) else M
 
 
 def _triangle(rows: int, columns: int, heads: int, like: Tensor) -> Tensor:
@@ -204,9 +230,12 @@ def _added(
 ) -> Tensor | None:
     """What scores begin with, (X, L or 1, M): the bias, and minus infinity where nothing may be seen."""
     B, H, G, L, M = sizes
+    if bias is not None:
+        s = like.new_empty(B, H, L, M).copy_(bias)
+        return (s if allow is None else s.masked_fill_(~allow, float("-inf"))).view(B * G, -1, M)
     if allow is None:
-        return None if bias is None else bias.to(like.dtype).expand(B, H, L, M).reshape(B * G, -1, M)
-    s = torch.where(allow, like.new_zeros(()) if bias is None else bias.to(like.dtype), float("-inf"))
+        return None
+    s = torch.where(allow, like.new_zeros(()), float("-inf"))
     if s.shape[1] > 1 or s.shape[2] > 1:
         return s.expand(B, H, L, M).reshape(B * G, -1, M)
     return s.expand(B, G, 1, M).reshape(B * G, 1, M)

@@ -59,6 +59,7 @@ def slow_beam(asked: Asked, number: int, rules: Rules, longest: int) -> list[Hyp
     """The same search with lists, without cache, without batch, and never stopping early."""
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
     done: list[tuple[float, float, list[int]]] = []
+    ended_well = 0
     for length in range(1, longest + 1):
         every = []
         for logp, ids in alive:
@@ -70,9 +71,12 @@ def slow_beam(asked: Asked, number: int, rules: Rules, longest: int) -> list[Hyp
         ended = [(logp, ids) for logp, ids in every if ids[-1] == EOS and logp > -math.inf]
         done += [(logp / lp(length, rules.alpha), logp, ids[:-1]) for logp, ids in ended]
         alive = [item for item in every if item[1][-1] != EOS][: rules.beam]
+        ended_well += sum(ids[-1] == EOS and logp > -math.inf for logp, ids in every[: rules.beam])
+        if rules.patience is not None and ended_well >= max(rules.patience * rules.beam, rules.nbest):
+            break
     done = sorted(done, key=lambda item: -item[0])[: rules.nbest]
     found = [Hypothesis(ids, logp, score, None, "eos") for score, logp, ids in done]
-    cut = [Hypothesis(ids, logp, logp / lp(longest, rules.alpha)) for logp, ids in alive]
+    cut = [Hypothesis(ids, logp, logp / lp(length, rules.alpha)) for logp, ids in alive]
     return found + cut[: rules.nbest - len(found)]
 
 
@@ -87,6 +91,8 @@ SEARCHES = {
     "flat": Rules(length=9, method="beam", beam=3, alpha=0, nbest=3),
     "long": Rules(length=9, method="beam", beam=5, alpha=2.0, nbest=5),
     "late": Rules(length=9, method="beam", beam=2, nbest=2, min_length=4),
+    "patient": Rules(length=9, method="beam", beam=4, alpha=2.0, patience=1.0),
+    "hasty": Rules(length=9, method="beam", beam=4, alpha=2.0, nbest=3, patience=0.25),
 }
 
 
@@ -204,3 +210,23 @@ def test_beams_share_what_comes_from_their_source(make: Make, monkeypatch: pytes
         asked.answers(Rules(method="beam", beam=3, length=12), eos)
     assert held and all(rows == 3 * sources == 3 * kept for rows, sources, kept in held)
     assert len({sources for _, sources, _ in held}) > 1, "sentences that are over leave their keys behind"
+
+
+def test_patience_ends_a_search_and_may_cost_an_answer(make: Make) -> None:
+    """What would have come later is missed, and nothing else; endless patience misses nothing."""
+    steps, scores = {}, {}
+    for patience in (None, 0.25, 100.0):
+        rules = Rules(length=12, method="beam", beam=4, alpha=4.0, patience=patience)
+        steps[patience], scores[patience] = 0, []
+        for seed in range(4):
+            asked = make(count=5, seed=seed, strength=1.5)
+            for number in range(5):
+                one = asked.part([number])
+                session = Session(one.model, one.prompts, one.sources)  # type: ignore[arg-type]
+                scores[patience].append(search(session, [12], rules, EOS)[0][0].score)
+                steps[patience] += session.cache.length
+    exact = scores[None]
+    assert scores[100.0] == pytest.approx(exact, abs=1e-5)
+    lost = [best - found for best, found in zip(exact, scores[0.25], strict=True)]
+    assert min(lost) > -1e-5 and max(lost) > 1e-3
+    assert steps[0.25] < steps[None] == steps[100.0]

@@ -16,7 +16,8 @@ from regard.errors import UsageError
 
 Cost = Callable[[Tensor, Tensor], Tensor]  # (logits_NV, target_N) -> the sum over the N rows, in nats
 Convention = Literal["torch", "fairseq", "t2t"]
-PIECE = 2**22  # logits that are there at a time while something is learned, 16 MiB: a cache holds them
+PIECE = 2**22  # logits that are there at a time while something is learned on a CPU: its cache holds 16 MiB
+LARGEST = 2**25  # elsewhere, and where nothing is learned
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class CrossEntropy:
         p_NV = torch.softmax(logits_NV, 1, out=logits_NV)
         log_sum_N = most_N - p_NV.amax(1).log()  # p of the largest is exp(it - log sum exp)
         cost = log_sum_N.sum() - (1 - share) * right_N1.sum() - total - self._least(logits_NV)
-        q_NV = p_NV.sub_(share / vocab) if share else p_NV
-        q_NV.scatter_add_(1, at_N1, q_NV.new_full((1, 1), share - 1).expand_as(at_N1))
+        slope_NV = p_NV.sub_(share / vocab) if share else p_NV
+        slope_NV.scatter_add_(1, at_N1, p_NV.new_full((1, 1), share - 1).expand_as(at_N1))
         return cost
 
     def _share(self, vocab: int) -> float:
@@ -115,12 +116,13 @@ class Summed(torch.autograd.Function):
         device, asked = x_ND.device.type, ctx.needs_input_grad
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
         total = wide(x_ND.new_zeros(()))
-        dx_ND = torch.empty_like(x_ND, dtype=dtype) if asked[0] else None
+        dx_ND = torch.empty_like(x_ND) if asked[0] else None
         dw_VD = torch.zeros_like(weight_VD) if asked[1] else None
         db_V = torch.zeros_like(bias_V) if bias_V is not None and asked[2] else None
         with torch.autocast(device, enabled=False):
             w_VD, b_V = weight_VD.to(dtype), None if bias_V is None else wide(bias_V)
-            start, rows = 0, min(len(x_ND), max(1, PIECE // len(weight_VD)))
+            most = PIECE if device == "cpu" else LARGEST
+            start, rows = 0, min(len(x_ND), max(1, most // len(weight_VD)))
             made_NV = x_ND.new_empty(rows, len(w_VD), dtype=dtype)  # every piece is written to the same place
             for x, target in zip(x_ND.to(dtype).split(rows or 1), target_N.split(rows or 1), strict=True):
                 s_NV = torch.mm(x, w_VD.mT, out=made_NV[: len(x)])
@@ -130,7 +132,7 @@ class Summed(torch.autograd.Function):
                     db_V += wide_NV.sum(0)
                 s_NV.copy_(wide_NV)
                 if dx_ND is not None:
-                    torch.mm(s_NV, w_VD, out=dx_ND[start : start + len(x)])
+                    dx_ND[start : start + len(x)] = s_NV @ w_VD
                 if dw_VD is not None:
                     dw_VD += s_NV.mT @ x
                 start += len(x)

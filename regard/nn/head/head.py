@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UsageError
-from regard.nn.head.cost import Cost, Summed, nll
+from regard.nn.head.cost import LARGEST, Cost, Summed, nll
 from regard.nn.product import product
-
-LARGEST = 2**25  # logits held at once where nothing is learned; more rows than that are taken in pieces
 
 
 class Head(nn.Module):

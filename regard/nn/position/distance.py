@@ -10,13 +10,15 @@ from torch import Tensor
 FAR = 2**30  # beyond every position
 
 
-def spread(meet: Callable[[int, int], Tensor], i_BL: Tensor, j_BM: Tensor, causal: bool) -> Tensor:
+def spread(
+    meet: Callable[[int, int], Tensor], i_BL: Tensor, j_BM: Tensor, causal: bool, unseen: bool = False
+) -> Tensor:
     """s_ij = what the query at i makes of the distance i - j: (B or 1, H, L, M).
 
     `meet(most, count)` says what each query makes of the distances most, most - 1, ...: (B, H, L, count). So
     a query meets a distance once, however many keys there are. Where columns run on like positions, the
     answer is a view of that (the shift of Dai et al. 2019, appendix B, without its copy); else it is picked.
-    If `causal`, keys ahead of their query get 0.
+    If `causal`, keys ahead of their query get 0, or anything where they are `unseen`.
     """
     L, M = i_BL.shape[1], j_BM.shape[1]
     shift, most, least = _distances(i_BL, j_BM)
@@ -26,14 +28,14 @@ def spread(meet: Callable[[int, int], Tensor], i_BL: Tensor, j_BM: Tensor, causa
         (B, H, _), (row, head, _) = s_BHX.shape, s_BHX.stride()
         first = s_BHX.storage_offset() + L - 1
         s_BHLM: Tensor = s_BHX.as_strided((B, H, L, M), (row, head, wide - 1, 1), first)
-        return s_BHLM.tril(shift) if causal else s_BHLM
+        return s_BHLM.tril(shift) if causal and not unseen else s_BHLM
     gap_B1LM = (i_BL[:, None, :, None] - j_BM[:, None, None, :]).long()
     count = max(most - (max(least, 0) if causal else least), 0) + 1
     column_B1LM = (most - gap_B1LM).clamp(0, count - 1)  # padding may lie outside
     s_BHLR = meet(most, count)
     both = max(len(s_BHLR), len(column_B1LM)), s_BHLR.shape[1], -1, -1
     s_BHLM = s_BHLR.expand(both).gather(-1, column_B1LM.expand(both))
-    return s_BHLM.masked_fill(gap_B1LM < 0, 0.0) if causal else s_BHLM
+    return s_BHLM.masked_fill(gap_B1LM < 0, 0.0) if causal and not unseen else s_BHLM
 
 
 def _distances(i_BL: Tensor, j_BM: Tensor) -> tuple[int | None, int, int]:

@@ -65,6 +65,10 @@ class Position(nn.Module):
         """The pattern without the keys that this scheme gives no weight."""
         return pattern
 
+    def under(self, pattern: Pattern) -> Position:
+        """The scheme where this pattern says who is seen: of those who are not, it may say anything."""
+        return self
+
     def some(self, heads: list[int], of: int) -> Position:
         """The scheme of these heads `of` so many, where heads are asked apart."""
         return Some(self, heads, of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from regard.nn.position.position import Position
 from regard.nn.position.sinusoidal import waves
 from regard.nn.product import Linear
 from regard.spec import part
+
+if TYPE_CHECKING:
+    from regard.nn.pattern.pattern import Pattern
 
 _known: dict[tuple[object, ...], Tensor] = {}
 
@@ -44,6 +48,7 @@ class TransformerXL(Position):
 
     biased = True
     layered = True
+    unseen = False  # keys ahead of their query
 
     def __init__(
         self, dims: Dims, causal: bool = True, clamp: int | None = None, dropout: float = 0.0
@@ -69,7 +74,15 @@ class TransformerXL(Position):
     def bias(self, q_BHLK: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
         """(q_i + v) . W_R r_{i-j} / sqrt(K)."""
         q_BHLK = (q_BHLK + self.v[self.some_heads, None]) * q_BHLK.shape[-1] ** -0.5
-        return spread(partial(self._meet, q_BHLK), i_BL, j_BM, self.causal)
+        return spread(partial(self._meet, q_BHLK), i_BL, j_BM, self.causal, self.unseen)
+
+    def under(self, pattern: Pattern) -> Position:
+        """Keys ahead need no zeros where they are not seen."""
+        if not pattern.causal or self.unseen:
+            return self
+        here = copy(self)
+        here.unseen = True
+        return here
 
     def some(self, heads: list[int], of: int) -> Position:
         """Those heads, with their vectors and their part of W_R."""
