@@ -112,7 +112,8 @@ class Short(torch.autograd.Function):
     """The same for short sequences: scores are written once, divided where they stand, and kept.
 
     A block of queries meets only the keys up to the last one that any of them sees, if all rows see alike.
-    The bias has the gradient of the scores. All is computed in float32, or in float64 if that is given.
+    The bias has the gradient of the scores. Scores, and the slopes of weights, are computed in float32, or in
+    float64 if that is given; what is summed by them is taken in the precision in which the values came.
     """
 
     @staticmethod
@@ -128,8 +129,8 @@ class Short(torch.autograd.Function):
     ) -> Tensor:
         (B, H, L, K), (G, M) = q.shape, k.shape[1:3]
         # the heads that share keys stand below each other: X rows of R heads
-        q_XRLK = _widened(q).mul_(scale).view(B * G, H // G, L, K)
-        k_XMK, v_XMK = _widened(k).view(B * G, M, K), _widened(v).view(B * G, M, -1)
+        q_XRLK, k_XMK = _widened(q).view(B * G, H // G, L, K), _widened(k).view(B * G, M, K)
+        v_XMK = v.contiguous().view(B * G, M, -1)
         blocks, kept, found = list(_blocks(L, M, causal, allow)), [], []
         for start, end, seen in blocks:
             q_XLK, sizes = q_XRLK[:, :, start:end].reshape(B * G, -1, K), (B, H, G, end - start, seen)
@@ -138,43 +139,45 @@ class Short(torch.autograd.Function):
                 _triangle(end - start, seen, H // G, q_XLK) if causal else _added(q_XLK, sizes, some, more)
             )
             if s_XLM is None:
-                w_XLM = torch.bmm(q_XLK, k_XMK.mT)
+                w_XLM = torch.baddbmm(q_XLK[:, :1, :1], q_XLK, k_XMK.mT, beta=0.0, alpha=scale)
             elif bias is not None:  # a copy already, as large as the scores
-                w_XLM = s_XLM.baddbmm_(q_XLK, k_XMK[:, :seen].mT)
+                w_XLM = s_XLM.baddbmm_(q_XLK, k_XMK[:, :seen].mT, alpha=scale)
             else:
-                w_XLM = torch.baddbmm(s_XLM, q_XLK, k_XMK[:, :seen].mT)
+                w_XLM = torch.baddbmm(s_XLM, q_XLK, k_XMK[:, :seen].mT, alpha=scale)
             torch.softmax(w_XLM, -1, out=w_XLM)
             if some is not None and not bool((sees := some.any(-1, keepdim=True)).all()):
                 w_XLM.view(B, H, -1, seen).masked_fill_(~sees, 0.0)  # a query that sees nothing reads nothing
-            found.append(torch.bmm(w_XLM, v_XMK[:, :seen]).view(B * G, H // G, end - start, -1))
+            y_XLK = torch.bmm(w_XLM.to(v.dtype), v_XMK[:, :seen])
+            found.append(y_XLK.view(B * G, H // G, end - start, -1))
             kept.append(w_XLM)
-        ctx.save_for_backward(q_XRLK, k_XMK, v_XMK, *kept)
+        ctx.save_for_backward(q_XRLK.to(v.dtype), k_XMK.to(v.dtype), v_XMK, *kept)
         ctx.scale, ctx.blocks, ctx.bias = scale, blocks, None if bias is None else (bias.shape, bias.dtype)
         ctx.like = [(t.shape, t.dtype) for t in (q, k, v)]
-        return _joined(found).view(B, H, L, -1).to(v.dtype)
+        return _joined(found).view(B, H, L, -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q_XRLK, k_XMK, v_XMK, *kept = ctx.saved_tensors
-        (X, R, L, K), M = q_XRLK.shape, k_XMK.shape[1]
-        dy_XRLK, found = _widened(grad).view(X, R, L, -1), []
-        dbias_XRLM = None if ctx.bias is None else _room(ctx.bias, q_XRLK, (X, R, L, M), len(kept) > 1)
+        (X, R, L, K), M, dtype = q_XRLK.shape, k_XMK.shape[1], v_XMK.dtype
+        dy_XRLK, found = grad.to(dtype).contiguous().view(X, R, L, -1), list[Tensor]()
+        dbias_XRLM = None if ctx.bias is None else _room(ctx.bias, kept[0], (X, R, L, M), len(kept) > 1)
         for (start, end, seen), w_XLM in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             q_XLK, dy_XLK = (t[:, :, start:end].reshape(X, -1, t.shape[-1]) for t in (q_XRLK, dy_XRLK))
-            ds_XLM = torch.bmm(dy_XLK, v_XMK[:, :seen].mT)
+            ds_XLM = torch.bmm(_wide(dy_XLK), _wide(v_XMK[:, :seen]).mT)
             torch._softmax_backward_data(ds_XLM, w_XLM, -1, w_XLM.dtype, grad_input=ds_XLM)
-            found.append(torch.bmm(ds_XLM, k_XMK[:, :seen]).view(X, R, end - start, K))
-            dk, dv = torch.bmm(ds_XLM.mT, q_XLK), torch.bmm(w_XLM.mT, dy_XLK)
-            if len(found) == 1:  # the last block, which sees all keys
-                dk_XMK, dv_XMK = dk, dv
+            if dbias_XRLM is not None:
+                dbias_XRLM[:, :, start:end, :seen] = ds_XLM.view(X, R, end - start, seen)
+            ds_XLM = ds_XLM.to(dtype)
+            dk, dv = torch.bmm(ds_XLM.mT, q_XLK), torch.bmm(w_XLM.to(dtype).mT, dy_XLK)
+            if not found:  # the last block, which sees all keys
+                dk_XMK, dv_XMK = (dk, dv) if len(kept) == 1 else (_wide(dk), _wide(dv))
             else:
                 dk_XMK[:, :seen] += dk
                 dv_XMK[:, :seen] += dv
-            if dbias_XRLM is not None:
-                dbias_XRLM[:, :, start:end, :seen] = ds_XLM.view(X, R, end - start, seen)
-        slopes = _joined(found[::-1]).mul_(ctx.scale), dk_XMK, dv_XMK
-        dq, dk, dv = (t.view(shape).to(dtype) for t, (shape, dtype) in zip(slopes, ctx.like, strict=True))
+            found.append(torch.bmm(ds_XLM, k_XMK[:, :seen]).view(X, R, end - start, K))
+        slopes = _joined(found[::-1]).mul_(ctx.scale), dk_XMK.mul_(ctx.scale), dv_XMK
+        dq, dk, dv = (t.view(shape).to(like) for t, (shape, like) in zip(slopes, ctx.like, strict=True))
         dbias = None
         if dbias_XRLM is not None:
             dbias = dbias_XRLM.view(*ctx.like[0][0][:3], M).sum_to_size(ctx.bias[0]).to(ctx.bias[1])
@@ -200,6 +203,10 @@ def _widened(t: Tensor) -> Tensor:
     """A copy in float32, or float64, whose numbers stand in order."""
     wide = torch.float64 if t.dtype == torch.float64 else torch.float32
     return torch.empty_like(t, dtype=wide, memory_format=torch.contiguous_format).copy_(t)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.float64 else t.float()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
