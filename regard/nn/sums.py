@@ -160,7 +160,8 @@ class Short(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q_XRLK, k_XMK, v_XMK, *kept = ctx.saved_tensors
         (X, R, L, K), M, dtype = q_XRLK.shape, k_XMK.shape[1], v_XMK.dtype
-        dy_XRLK, found = grad.to(dtype).contiguous().view(X, R, L, -1), list[Tensor]()
+        dy_XRLK = grad.to(dtype).contiguous().view(X, R, L, -1)
+        found: list[Tensor] = []
         dbias_XRLM = None if ctx.bias is None else _room(ctx.bias, kept[0], (X, R, L, M), len(kept) > 1)
         for (start, end, seen), w_XLM in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             q_XLK, dy_XLK = (t[:, :, start:end].reshape(X, -1, t.shape[-1]) for t in (q_XRLK, dy_XRLK))
