@@ -293,6 +293,52 @@ def test_short_sequences_in_half_precision_are_near(monkeypatch: pytest.MonkeyPa
     assert all(t.grad is not None and t.grad.dtype == torch.bfloat16 for t in halves)
 
 
+def test_scores_are_not_rounded_where_values_are_halves() -> None:
+    """Scores of about 60 that differ by a tenth: 8 bits would not tell them apart."""
+    q = torch.full((1, 1, 1, 1), 64.0).bfloat16().requires_grad_()
+    k = torch.tensor([1.0, 1.0 + 2**-7]).view(1, 1, 2, 1).bfloat16().requires_grad_()
+    v = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).bfloat16().requires_grad_()
+    y = Short.apply(q, k, v, 0.2, None, None, False)
+    wanted = torch.sigmoid(torch.tensor(0.2 * 64 * 2**-7))
+    assert abs(float(y.detach()) - float(wanted)) < 2**-8 * float(wanted)
+    slopes = torch.autograd.grad(y.sum(), (q, k, v))
+    by_hand = wanted * (1 - wanted) * 0.2  # d y / d score, times the scale
+    assert [float(t.flatten()[-1]) for t in slopes] == pytest.approx(
+        [float(by_hand) * 2**-7, float(by_hand) * 64, float(wanted)], rel=0.02
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("bias", ["none", "whole", "shared"])
+@pytest.mark.parametrize("seen", ["later", "window", "nothing first"])
+def test_blocks_of_queries_end_where_their_keys_do(seen: str, bias: str, groups: int) -> None:
+    """Queries that go on after 60 keys, in three blocks: as with scores written out, gradients too."""
+    long, memory = 300, 60
+    i, j = torch.arange(long)[:, None] + memory, torch.arange(long + memory)
+    allow = {
+        "later": j <= i,
+        "window": (j <= i) & (j > i - 20),
+        "nothing first": (j <= i - memory - 140) & (j % 3 > 0),
+    }[seen][None, None]
+    q, k, v = drawn((B, H, long, K), (B, groups, long + memory, K), (B, groups, long + memory, K))
+    shape = {"none": (), "whole": (B, H, long, long + memory), "shared": (1, H, long, long + memory)}[bias]
+    (added,) = drawn(shape) if bias != "none" else (None,)
+    given = [t.requires_grad_() for t in (q, k, v, added) if t is not None]
+
+    def found(slow: bool) -> list[Tensor]:
+        if slow:
+            y = explicit(q @ shared(k, H).mT * 0.3, shared(v, H), allow, added, None, 0.0, Context(POS))
+        else:
+            y = Short.apply(q, k, v, 0.3, allow, added, False)
+        weights = torch.arange(y.numel(), dtype=y.dtype).view(y.shape).cos()
+        return [y.detach(), *torch.autograd.grad((y * weights).sum(), given)]
+
+    for ours, wanted in zip(found(False), found(True), strict=True):
+        assert (ours - wanted).abs().max() < 1e-9
+    blocks = list(regard.nn.sums._blocks(long, long + memory, False, allow))
+    assert [end for _, _, end in blocks] == {"nothing first": [360, 116, 360]}.get(seen, [188, 316, 360])
+
+
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_query_that_sees_nothing_reads_nothing(how: How, biased: bool) -> None:

@@ -203,3 +203,15 @@ def test_what_cannot_be_is_refused_when_built() -> None:
         TransformerXL(Dims(width=15))
     with pytest.raises(UsageError, match="clamped at 1 or more, but clamp is 0"):
         TransformerXL(DIMS, clamp=0)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_keys_ahead_get_no_second_term_unless_nobody_sees_them(plain: bool) -> None:
+    part, pos = enlivened(TransformerXL(DIMS)), plain_places(0, L, torch.device("cpu")) if plain else POS
+    q, ahead = torch.randn(len(pos), H, L, K), pos[:, None, :, None] < pos[:, None, None, :]
+    seen = part.under(Full()).bias(q, pos, pos)
+    assert not seen.masked_select(ahead).any() and seen.masked_select(~ahead).all()
+    unseen = part.under(Causal(DIMS)).bias(q, pos, pos)
+    real = ~ahead & (pos[:, None, :, None] >= 0) & (pos[:, None, None, :] >= 0)
+    assert torch.equal(unseen.masked_select(real), seen.masked_select(real))
+    assert part.under(Causal(DIMS)) is not part and not part.unseen  # a copy: other layers may see all
