@@ -136,7 +136,8 @@ def load(path: str | Path, precision: Precision | None = None, compile: bool = F
     """
     loaded = _load(Path(path))
     keep_memory()  # every token takes the same buffers again
-    in_large_pages(loaded.model.parameters())  # and reads all weights
+    if precision in (None, "fp32"):  # the others are read in a form of their own
+        in_large_pages(loaded.model.parameters())
     if precision is not None:
         from regard.packed import packed
 

@@ -15,7 +15,7 @@ from regard.nn.context import Context
 
 SHORT = 512  # keys up to which scores are written out
 FEW = 2**23  # scores that a layer keeps at most while it learns, 32 MiB
-BLOCK = 128  # queries of a causal order that meet the same keys
+BLOCK = 128  # queries that meet the same keys
 ASKING = 16  # queries of a row that are few: the kernel is made for more
 ROWS = 64  # rows, each head counted, that are many
 LANES = 16  # keys that a processor weighs at once; fewer it weighs one by one
@@ -111,9 +111,10 @@ def mask_of(q: Tensor, k: Tensor, allow: Tensor | None) -> tuple[Tensor, Tensor 
 class Short(torch.autograd.Function):
     """The same for short sequences: scores are written once, divided where they stand, and kept.
 
-    A block of queries meets only the keys up to the last one that any of them sees, if all rows see alike.
-    The bias has the gradient of the scores. Scores, and the slopes of weights, are computed in float32, or in
-    float64 if that is given; what is summed by them is taken in the precision in which the values came.
+    A block of queries meets only the keys up to the last one that any of them sees, if all rows and heads see
+    alike. The bias has the gradient of the scores. Scores, and the slopes of weights, are computed in
+    float32, or in float64 if that is given; what is summed by them is taken in the precision in which the
+    values came.
     """
 
     @staticmethod
@@ -151,7 +152,8 @@ class Short(torch.autograd.Function):
             found.append(y_XLK.view(B * G, H // G, end - start, -1))
             kept.append(w_XLM)
         ctx.save_for_backward(q_XRLK.to(v.dtype), k_XMK.to(v.dtype), v_XMK, *kept)
-        ctx.scale, ctx.blocks, ctx.bias = scale, blocks, None if bias is None else (bias.shape, bias.dtype)
+        ctx.scale, ctx.blocks = scale, blocks
+        ctx.bias = (bias.shape, bias.dtype) if bias is not None and ctx.needs_input_grad[5] else None
         ctx.like = [(t.shape, t.dtype) for t in (q, k, v)]
         return _joined(found).view(B, H, L, -1)
 
@@ -216,8 +218,8 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _blocks(L: int, M: int, causal: bool, allow: Tensor | None) -> Iterator[tuple[int, int, int]]:
     """Blocks of queries, from where to where, and how many keys each may need; the last one meets all."""
-    alike = allow is not None and allow.shape[:3] == (1, 1, L) and not torch.compiler.is_compiling()
-    for start in range(0, L, BLOCK if causal or alike else L):
+    alike = allow is not None and allow.shape == (1, 1, L, M) and not torch.compiler.is_compiling()
+    for start in range(0, max(L, 1), BLOCK if causal or alike else max(L, 1)):
         end = min(L, start + BLOCK) if causal or alike else L
         if causal or end == L:
             yield start, end, end if causal else M

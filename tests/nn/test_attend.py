@@ -294,18 +294,36 @@ def test_short_sequences_in_half_precision_are_near(monkeypatch: pytest.MonkeyPa
 
 
 def test_scores_are_not_rounded_where_values_are_halves() -> None:
-    """Scores of about 60 that differ by a tenth: 8 bits would not tell them apart."""
-    q = torch.full((1, 1, 1, 1), 64.0).bfloat16().requires_grad_()
-    k = torch.tensor([1.0, 1.0 + 2**-7]).view(1, 1, 2, 1).bfloat16().requires_grad_()
+    """64 and 64.25 are one number in bfloat16, and two here; so are their slopes."""
+    q = torch.tensor([64.0, 1.0]).view(1, 1, 1, 2).bfloat16().requires_grad_()
+    k = torch.tensor([[1.0, 0.0], [1.0, 0.25]]).view(1, 1, 2, 2).bfloat16().requires_grad_()
     v = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).bfloat16().requires_grad_()
-    y = Short.apply(q, k, v, 0.2, None, None, False)
-    wanted = torch.sigmoid(torch.tensor(0.2 * 64 * 2**-7))
-    assert abs(float(y.detach()) - float(wanted)) < 2**-8 * float(wanted)
-    slopes = torch.autograd.grad(y.sum(), (q, k, v))
-    by_hand = wanted * (1 - wanted) * 0.2  # d y / d score, times the scale
-    assert [float(t.flatten()[-1]) for t in slopes] == pytest.approx(
-        [float(by_hand) * 2**-7, float(by_hand) * 64, float(wanted)], rel=0.02
-    )
+    y = Short.apply(q, k, v, 4.0, None, None, False)
+    wanted = float(torch.sigmoid(torch.tensor(4.0 * 0.25)))
+    assert float(y.detach()) == pytest.approx(wanted, rel=2**-8)
+    dq, dk, dv = torch.autograd.grad(y.sum(), (q, k, v))
+    slope = 4.0 * wanted * (1 - wanted)
+    assert dq.flatten().tolist() == pytest.approx([0.0, slope * 0.25], rel=0.02, abs=1e-3)
+    assert dk.flatten().tolist() == pytest.approx([-slope * 64, -slope, slope * 64, slope], rel=0.02)
+    assert dv.flatten().tolist() == pytest.approx([1 - wanted, wanted], rel=0.01)
+
+
+def test_blocks_of_halves_are_near() -> None:
+    """Three blocks that see more and more, in bfloat16, and a bias of it: as near as rounding allows."""
+    long = 300
+    q, k, v = (t.bfloat16() for t in drawn((B, H, long, K), (B, H, long, K), (B, H, long, K)))
+    added = drawn((B, H, long, long))[0].bfloat16()
+    allow = torch.ones(long, long, dtype=torch.bool).tril()[None, None]
+
+    def found(dtype: torch.dtype) -> list[Tensor]:
+        given = [t.to(dtype).requires_grad_() for t in (q, k, v, added)]
+        y = Short.apply(*given[:3], 0.3, allow, given[3], False)
+        weights = torch.arange(y.numel()).view(y.shape).cos().to(dtype)
+        return [y.detach(), *torch.autograd.grad((y * weights).sum(), given)]
+
+    for near, exact in zip(found(torch.bfloat16), found(torch.float64), strict=True):
+        assert near.dtype == torch.bfloat16
+        assert float((near - exact).norm() / exact.norm()) < 0.01
 
 
 @pytest.mark.parametrize("groups", [1, 4])

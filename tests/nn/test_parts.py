@@ -334,8 +334,8 @@ def test_the_masked_head() -> None:
 def test_losses_count_only_targets_and_may_be_cut_in_pieces(
     largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regard.nn.head.head, "LARGEST", largest)
-    monkeypatch.setattr(regard.nn.head.cost, "PIECE", largest)
+    for module in (regard.nn.head.head, regard.nn.head.cost):
+        monkeypatch.setattr(module, "LARGEST", largest)
     part, x = enlivened(Linear(DIMS, vocab=5)), torch.randn(2, 9, 16, requires_grad=True)
     target = torch.randint(0, 5, (2, 9)).masked_fill(IDS < 0, -1)
     target[0, 4] = -100
@@ -364,6 +364,33 @@ def test_another_cost() -> None:
 
     assert torch.allclose(part.loss(x, target, cost), 2 * part.loss(x, target))
     assert rows == [((3, 5), [1, 2, 0])]
+
+
+class Capped(Linear):
+    """Makes its logits in a way of its own."""
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return 2 * super().forward(x_BLD).tanh()
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    "part", [Linear(DIMS, 5, bias=True, scaled=True), Masked(DIMS, 5), Capped(DIMS, 5, bias=True)], ids=repr
+)
+def test_the_loss_is_that_of_the_heads_own_logits(part: Any, half: bool) -> None:
+    part, x = enlivened(part), torch.randn(2, 3, 16, requires_grad=True)
+    target, given = torch.tensor([[1, -1, 2], [-1, -1, 0]]), [x, *part.parameters()]
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        loss, wanted = part.loss(x, target), nll(part(x)[target >= 0], target[target >= 0])
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-2 if half else 1e-6)
+    for a, b in zip(*(torch.autograd.grad(t, given) for t in (loss, wanted)), strict=True):
+        assert (a - b).norm() <= (0.05 if half else 1e-5) * (1e-3 + b.norm())
+
+
+def test_a_cost_may_learn_too() -> None:
+    part, heat = Linear(DIMS, vocab=5), torch.ones((), requires_grad=True)
+    loss = part.loss(torch.randn(2, 3, 16), torch.ones(2, 3).long(), lambda s, t: nll(s / heat, t))
+    assert torch.autograd.grad(loss, heat)[0] != 0
 
 
 @pytest.mark.parametrize("take", ["first", "mean"])

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.errors import UsageError
 
@@ -56,7 +55,7 @@ class CrossEntropy:
         total = share / vocab * logits_NV.sum() if share else 0.0
         p_NV = torch.softmax(logits_NV, 1, out=logits_NV)
         log_sum_N = most_N - p_NV.amax(1).log()  # p of the largest is exp(it - log sum exp)
-        cost = log_sum_N.sum() - (1 - share) * right_N1.sum() - total - self._least(logits_NV)
+        cost = (log_sum_N - (1 - share) * right_N1[:, 0]).sum() - total - self._least(logits_NV)
         slope_NV = p_NV.sub_(share / vocab) if share else p_NV
         slope_NV.scatter_add_(1, at_N1, p_NV.new_full((1, 1), share - 1).expand_as(at_N1))
         return cost
@@ -91,16 +90,6 @@ def wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
-def slope(cost: Cost, logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-    """A cost and its slope, d cost / d logits; the logits may be used up."""
-    if isinstance(cost, CrossEntropy):
-        return cost.slope_(logits_NV, target_N), logits_NV
-    with torch.enable_grad():
-        logits_NV = logits_NV.detach().requires_grad_()
-        found = cost(logits_NV, target_N)
-        return found.detach(), torch.autograd.grad(found, logits_NV)[0]
-
-
 class Summed(torch.autograd.Function):
     r"""sum_n cost(W x_n + b, target_n), piece by piece: slopes are made as soon as the logits are there.
 
@@ -111,36 +100,50 @@ class Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, cost: Cost
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        cost: CrossEntropy,
     ) -> Tensor:
-        device, asked = x_ND.device.type, ctx.needs_input_grad
+        device, asked, (V, D) = x_ND.device.type, ctx.needs_input_grad, weight_VD.shape
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
         total = wide(x_ND.new_zeros(()))
         dx_ND = torch.empty_like(x_ND) if asked[0] else None
-        dw_VD = torch.zeros_like(weight_VD) if asked[1] else None
-        db_V = torch.zeros_like(bias_V) if bias_V is not None and asked[2] else None
+        dw_VD = torch.zeros_like(weight_VD, dtype=total.dtype) if asked[1] else None
+        db_V = torch.zeros_like(bias_V, dtype=total.dtype) if bias_V is not None and asked[2] else None
         with torch.autocast(device, enabled=False):
             w_VD, b_V = weight_VD.to(dtype), None if bias_V is None else wide(bias_V)
-            most = PIECE if device == "cpu" else LARGEST
-            start, rows = 0, min(len(x_ND), max(1, most // len(weight_VD)))
-            made_NV = x_ND.new_empty(rows, len(w_VD), dtype=dtype)  # every piece is written to the same place
-            for x, target in zip(x_ND.to(dtype).split(rows or 1), target_N.split(rows or 1), strict=True):
+            # as many rows as the matrix is wide, at least: the slope of the matrix is added for each piece
+            rows = max(PIECE // V, D) if device == "cpu" else len(x_ND)
+            rows = max(1, min(rows, LARGEST // V, len(x_ND)))
+            made_NV = x_ND.new_empty(rows, V, dtype=dtype)  # every piece is written to the same place
+            for start in range(0, len(x_ND), rows):
+                x, target = x_ND[start : start + rows].to(dtype), target_N[start : start + rows]
                 s_NV = torch.mm(x, w_VD.mT, out=made_NV[: len(x)])
-                found, wide_NV = slope(cost, wide(s_NV) if b_V is None else wide(s_NV) + b_V, target)
-                total += found
-                if db_V is not None:
-                    db_V += wide_NV.sum(0)
+                wide_NV = wide(s_NV) if b_V is None else wide(s_NV) + b_V
+                total += cost.slope_(wide_NV, target)
                 s_NV.copy_(wide_NV)
                 if dx_ND is not None:
-                    dx_ND[start : start + len(x)] = s_NV @ w_VD
-                if dw_VD is not None:
+                    dx_ND[start : start + rows] = s_NV @ w_VD
+                if dw_VD is not None and dw_VD.dtype == dtype:
+                    dw_VD.addmm_(s_NV.mT, x)
+                elif dw_VD is not None:
                     dw_VD += s_NV.mT @ x
-                start += len(x)
-        ctx.slopes = dx_ND, dw_VD, db_V
+                if db_V is not None:
+                    db_V += wide_NV.sum(0)
+        ctx.save_for_backward(dx_ND, dw_VD, db_V)
+        ctx.dtypes = x_ND.dtype, weight_VD.dtype, None if bias_V is None else bias_V.dtype
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dw, db = (None if t is None else t * grad.to(t.dtype) for t in ctx.slopes)
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "This loss can be differentiated once, but a graph of its gradient is asked for; give the "
+                "head a cost of your own, such as `lambda logits, target: nll(logits, target)`."
+            )
+        slopes = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        dx, dw, db = (None if t is None else (t * grad).to(dtype) for t, dtype in slopes)
         return dx, dw, db, None, None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UsageError
-from regard.nn.head.cost import LARGEST, Cost, Summed, nll
+from regard.nn.head.cost import LARGEST, Cost, CrossEntropy, Summed, nll
 from regard.nn.product import product
 
 
@@ -14,6 +17,8 @@ class Head(nn.Module):
     """Answers from states: logits, their loss, their log-probabilities.
 
     weight, bias   the matrix and the shift that make logits of what `ready` gives
+
+    A head that makes its logits otherwise overrides `forward`; its loss is then differentiated by PyTorch.
     """
 
     weight: nn.Parameter
@@ -46,9 +51,19 @@ class Head(nn.Module):
         kept_N = (target_N >= 0).nonzero()[:, 0]
         if len(kept_N) < len(target_N):
             x_ND, target_N = x_ND.index_select(0, kept_N), target_N.index_select(0, kept_N)
-        if torch.is_grad_enabled():
+        learns, known = torch.is_grad_enabled(), isinstance(cost, CrossEntropy)
+        if learns and known and type(self).forward is Head.forward:
             total: Tensor = Summed.apply(self.ready(x_ND), self.weight, self.bias, target_N, cost)
             return total
         rows = max(1, LARGEST // len(self.weight))
+        if len(target_N) <= rows:
+            return self._cost(x_ND, target_N, cost)
         pieces = zip(x_ND.split(rows), target_N.split(rows), strict=True)
-        return torch.stack([cost(self(x), target) for x, target in pieces]).sum()
+        if learns:
+            costs = [checkpoint(self._cost, x, t, cost, use_reentrant=False) for x, t in pieces]
+        else:
+            costs = [self._cost(x, t, cost) for x, t in pieces]
+        return torch.stack(cast(list[Tensor], costs)).sum()
+
+    def _cost(self, x_ND: Tensor, target_N: Tensor, cost: Cost) -> Tensor:
+        return cost(self(x_ND), target_N)

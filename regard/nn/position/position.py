@@ -66,7 +66,10 @@ class Position(nn.Module):
         return pattern
 
     def under(self, pattern: Pattern) -> Position:
-        """The scheme where this pattern says who is seen: of those who are not, it may say anything."""
+        """The scheme where this pattern says who is seen: of those who are not, it may say anything.
+
+        Not for a bias that layers share: they would not find it again.
+        """
         return self
 
     def some(self, heads: list[int], of: int) -> Position:

@@ -78,7 +78,7 @@ class TransformerXL(Position):
 
     def under(self, pattern: Pattern) -> Position:
         """Keys ahead need no zeros where they are not seen."""
-        if not pattern.causal or self.unseen:
+        if not (self.causal and pattern.causal) or self.unseen:
             return self
         here = copy(self)
         here.unseen = True
