@@ -21,8 +21,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is ever downloaded
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regard.loaded import load
     from regard.model import Model, build
-    from regard.run import load
     from regard.save import save
     from regard.spec import Recipe, of, read, write
     from regard.systems import recipe as system
@@ -31,7 +31,7 @@ _WHERE = {
     "Model": ("regard.model", "Model"),
     "Recipe": ("regard.spec", "Recipe"),
     "build": ("regard.model", "build"),
-    "load": ("regard.run", "load"),
+    "load": ("regard.loaded", "load"),
     "of": ("regard.spec", "of"),
     "read": ("regard.spec", "read"),
     "save": ("regard.save", "save"),

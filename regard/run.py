@@ -24,7 +24,6 @@ from regard.spec import Problem, Recipe, SpecError, kinds, of, read, takes, writ
 from regard.strict_yaml import Document, read_document
 
 if TYPE_CHECKING:
-    from regard.loaded import Loaded
     from regard.model import Model
     from regard.tasks import Task
     from regard.train import Training
@@ -247,10 +246,3 @@ def _place(path: str, places: Mapping[str, str]) -> str:
     while path and path not in places:
         path = path.rpartition(".")[0]
     return places.get(path, "")
-
-
-def load(path: str | Path) -> Loaded:
-    """A trained model, ready to answer: from a run folder, or from a folder with a saved model."""
-    from regard.loaded import load as load_folder
-
-    return load_folder(path)

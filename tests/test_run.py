@@ -384,6 +384,16 @@ def test_the_folder_tells_everything(trained: Path) -> None:
     assert len((trained / "metrics.jsonl").read_text().splitlines()) >= 1
 
 
+@pytest.mark.parametrize(
+    "options", [{"precision": "fp32"}, {"precision": "bf16"}, {"compile": True}], ids=str
+)
+def test_a_run_is_loaded_for_quick_answers_as_the_docs_say(trained: Path, options: dict[str, Any]) -> None:
+    inputs = ["3 March 2021", "12. Oktober 1998"]
+    assert len(regard.load(trained, **options).predict(inputs)) == 2
+    if options.get("precision") != "bf16":
+        assert regard.load(trained, **options).predict(inputs) == regard.load(trained).predict(inputs)
+
+
 def test_a_run_folder_loads_and_answers(trained: Path) -> None:
     loaded = regard.load(trained)
     inputs = ["3 March 2021", "", "12. Oktober 1998"]
