@@ -161,7 +161,7 @@ def beam(sentences: int, new: int, threads: int) -> Case:
 
 def taught(folder: str, steps: int) -> None:
     """A translator that has learned Multi30k for a while, in the form that Marian has, too."""
-    form = ["model.order=post", "model.position={kind: sinusoidal, form: halves}", "train.lr=2e-3"]
+    form = ["model.order=post", "model.position={kind: sinusoidal, form: halves}", "train.lr=7e-4"]
     form += [f"train.steps={steps}", f"train.evaluate_every={steps}", "task.limit=64"]
     command = [sys.executable, "-m", "regard", "train", str(RECIPE), *form, "--out", folder]
     subprocess.run(command, cwd=HERE, stdout=subprocess.DEVNULL, check=True)
