@@ -167,14 +167,14 @@ class Short(torch.autograd.Function):
         dbias_XRLM = None if ctx.bias is None else _room(ctx.bias, kept[0], (X, R, L, M), len(kept) > 1)
         for (start, end, seen), w_XLM in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             q_XLK, dy_XLK = (t[:, :, start:end].reshape(X, -1, t.shape[-1]) for t in (q_XRLK, dy_XRLK))
-            ds_XLM = torch.bmm(_wide(dy_XLK), _wide(v_XMK[:, :seen]).mT)
+            ds_XLM = torch.bmm(wide(dy_XLK), wide(v_XMK[:, :seen]).mT)
             torch._softmax_backward_data(ds_XLM, w_XLM, -1, w_XLM.dtype, grad_input=ds_XLM)
             if dbias_XRLM is not None:
                 dbias_XRLM[:, :, start:end, :seen] = ds_XLM.view(X, R, end - start, seen)
             ds_XLM = ds_XLM.to(dtype)
             dk, dv = torch.bmm(ds_XLM.mT, q_XLK), torch.bmm(w_XLM.to(dtype).mT, dy_XLK)
             if not found:  # the last block, which sees all keys
-                dk_XMK, dv_XMK = (dk, dv) if len(kept) == 1 else (_wide(dk), _wide(dv))
+                dk_XMK, dv_XMK = (dk, dv) if len(kept) == 1 else (wide(dk), wide(dv))
             else:
                 dk_XMK[:, :seen] += dk
                 dv_XMK[:, :seen] += dv
@@ -208,7 +208,8 @@ def _widened(t: Tensor) -> Tensor:
     return torch.empty_like(t, dtype=wide, memory_format=torch.contiguous_format).copy_(t)
 
 
-def _wide(t: Tensor) -> Tensor:
+def wide(t: Tensor) -> Tensor:
+    """In float32, or float64 if it is."""
     return t if t.dtype == torch.float64 else t.float()
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import UsageError
+from regard.nn.sums import wide
 
 Cost = Callable[[Tensor, Tensor], Tensor]  # (logits_NV, target_N) -> the sum over the N rows, in nats
 Convention = Literal["torch", "fairseq", "t2t"]
@@ -83,11 +84,6 @@ def entropy(epsilon: float, vocab: int) -> float:
     if epsilon == 0:
         return 0.0
     return -(1 - epsilon) * math.log(1 - epsilon) - epsilon * math.log(epsilon / (vocab - 1))
-
-
-def wide(t: Tensor) -> Tensor:
-    """In float32, or float64 if it is."""
-    return t if t.dtype == torch.float64 else t.float()
 
 
 class Summed(torch.autograd.Function):
