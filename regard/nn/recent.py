@@ -156,12 +156,14 @@ class Last(Slot):
         """What was kept before this call, and where; what the next call shall see is made ready."""
         if not self.state:
             self.state, self.pos_BM = tuple(t[..., :0, :] for t in new), pos_BL[:, :0]
-        both, j_BM = _cat(self.state, new), joined(self.pos_BM, pos_BL)
+        j_BM = joined(self.pos_BM, pos_BL)
+        first = 0 if keep is None else max(0, j_BM.shape[1] - keep)
         if len(j_BM) > 1:  # padding, wherever it stood, goes first, so that tokens are the last columns
             order_BM = j_BM.argsort(dim=1, stable=True)
-            both, j_BM = tuple(_sorted(t, order_BM) for t in both), j_BM.gather(1, order_BM)
-        first = 0 if keep is None else max(0, j_BM.shape[1] - keep)
-        self.then = tuple(t[..., first:, :].clone() for t in both), j_BM[:, first:]
+            both, j_BM = (_sorted(t, order_BM) for t in _cat(self.state, new)), j_BM.gather(1, order_BM)
+            self.then = tuple(t[..., first:, :].clone() for t in both), j_BM[:, first:]
+        else:
+            self.then = _cat(self.state, new, first), j_BM[:, first:]
         return self.state, self.pos_BM
 
     def settle(self) -> None:
@@ -189,8 +191,11 @@ def joined(j_BM: Tensor, pos_BL: Tensor) -> Tensor:
     return torch.cat([j_BM.expand(rows, -1), pos_BL.expand(rows, -1)], 1)
 
 
-def _cat(old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(torch.cat([a, b], -2) for a, b in zip(old, new, strict=True))
+def _cat(old: tuple[Tensor, ...], new: tuple[Tensor, ...], first: int = 0) -> tuple[Tensor, ...]:
+    """One behind the other, from the column `first` on."""
+    held = old[0].shape[-2]
+    pairs = ((a[..., first:, :], b[..., max(0, first - held) :, :]) for a, b in zip(old, new, strict=True))
+    return tuple(torch.cat(pair, -2) for pair in pairs)
 
 
 def _sorted(t: Tensor, order_BM: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from regard.nn.context import Context
 SHORT = 512  # keys up to which scores are written out
 FEW = 2**23  # scores that a layer keeps at most while it learns, 32 MiB
 BLOCK = 128  # queries that meet the same keys
+PAYS = 0.2  # share of the scores that blocks must spare: they cost some copies
 ASKING = 16  # queries of a row that are few: the kernel is made for more
 ROWS = 64  # rows, each head counted, that are many
 LANES = 16  # keys that a processor weighs at once; fewer it weighs one by one
@@ -132,7 +132,7 @@ class Short(torch.autograd.Function):
         # the heads that share keys stand below each other: X rows of R heads
         q_XRLK, k_XMK = _widened(q).view(B * G, H // G, L, K), _widened(k).view(B * G, M, K)
         v_XMK = v.contiguous().view(B * G, M, -1)
-        blocks, kept, found = list(_blocks(L, M, causal, allow)), [], []
+        blocks, kept, found = _blocks(L, M, causal, allow), [], []
         for start, end, seen in blocks:
             q_XLK, sizes = q_XRLK[:, :, start:end].reshape(B * G, -1, K), (B, H, G, end - start, seen)
             some, more = _part(allow, start, end, seen), _part(bias, start, end, seen)
@@ -151,7 +151,8 @@ class Short(torch.autograd.Function):
             y_XLK = torch.bmm(w_XLM.to(v.dtype), v_XMK[:, :seen])
             found.append(y_XLK.view(B * G, H // G, end - start, -1))
             kept.append(w_XLM)
-        ctx.save_for_backward(q_XRLK.to(v.dtype), k_XMK.to(v.dtype), v_XMK, *kept)
+        like_k = k.contiguous().view(B * G, M, K) if k.dtype == v.dtype else k_XMK.to(v.dtype)
+        ctx.save_for_backward(q_XRLK.to(v.dtype), like_k, v_XMK, *kept)
         ctx.scale, ctx.blocks = scale, blocks
         ctx.bias = (bias.shape, bias.dtype) if bias is not None and ctx.needs_input_grad[5] else None
         ctx.like = [(t.shape, t.dtype) for t in (q, k, v)]
@@ -164,14 +165,21 @@ class Short(torch.autograd.Function):
         (X, R, L, K), M, dtype = q_XRLK.shape, k_XMK.shape[1], v_XMK.dtype
         dy_XRLK = grad.to(dtype).contiguous().view(X, R, L, -1)
         found: list[Tensor] = []
-        dbias_XRLM = None if ctx.bias is None else _room(ctx.bias, kept[0], (X, R, L, M), len(kept) > 1)
+        wide_XMK = wide(v_XMK)
+        dbias_XRLM: Tensor | None = None
         for (start, end, seen), w_XLM in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             q_XLK, dy_XLK = (t[:, :, start:end].reshape(X, -1, t.shape[-1]) for t in (q_XRLK, dy_XRLK))
-            ds_XLM = torch.bmm(wide(dy_XLK), wide(v_XMK[:, :seen]).mT)
+            ds_XLM = torch.bmm(wide(dy_XLK), wide_XMK[:, :seen].mT)
             torch._softmax_backward_data(ds_XLM, w_XLM, -1, w_XLM.dtype, grad_input=ds_XLM)
-            if dbias_XRLM is not None:
-                dbias_XRLM[:, :, start:end, :seen] = ds_XLM.view(X, R, end - start, seen)
-            ds_XLM = ds_XLM.to(dtype)
+            exact_XLM, ds_XLM = ds_XLM, ds_XLM.to(dtype)
+            if ctx.bias is not None:
+                whole = ctx.bias == (torch.Size((*ctx.like[0][0][:3], M)), dtype)  # nothing is to be summed
+                some_XRLM = (ds_XLM if whole else exact_XLM).view(X, R, end - start, seen)
+                if len(kept) == 1:
+                    dbias_XRLM = some_XRLM
+                else:
+                    dbias_XRLM = some_XRLM.new_zeros(X, R, L, M) if dbias_XRLM is None else dbias_XRLM
+                    dbias_XRLM[:, :, start:end, :seen] = some_XRLM
             dk, dv = torch.bmm(ds_XLM.mT, q_XLK), torch.bmm(w_XLM.to(dtype).mT, dy_XLK)
             if not found:  # the last block, which sees all keys
                 dk_XMK, dv_XMK = (dk, dv) if len(kept) == 1 else (wide(dk), wide(dv))
@@ -185,14 +193,6 @@ class Short(torch.autograd.Function):
         if dbias_XRLM is not None:
             dbias = dbias_XRLM.view(*ctx.like[0][0][:3], M).sum_to_size(ctx.bias[0]).to(ctx.bias[1])
         return dq, dk, dv, None, None, dbias, None
-
-
-def _room(bias: tuple[torch.Size, torch.dtype], like: Tensor, shape: tuple[int, ...], holes: bool) -> Tensor:
-    """Where the gradient of a bias is written: in its own precision, unless much will be summed of it."""
-    whole = bias[0].numel() == math.prod(shape)
-    return (torch.zeros if holes else torch.empty)(
-        shape, dtype=bias[1] if whole else like.dtype, device=like.device
-    )
 
 
 def _part(t: Tensor | None, start: int, end: int, seen: int) -> Tensor | None:
@@ -217,17 +217,19 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def _blocks(L: int, M: int, causal: bool, allow: Tensor | None) -> Iterator[tuple[int, int, int]]:
+def _blocks(L: int, M: int, causal: bool, allow: Tensor | None) -> list[tuple[int, int, int]]:
     """Blocks of queries, from where to where, and how many keys each may need; the last one meets all."""
-    alike = allow is not None and allow.shape == (1, 1, L, M) and not torch.compiler.is_compiling()
-    for start in range(0, max(L, 1), BLOCK if causal or alike else max(L, 1)):
-        end = min(L, start + BLOCK) if causal or alike else L
-        if causal or end == L:
-            yield start, end, end if causal else M
-        else:
-            assert allow is not None
-            column = allow[0, 0, start:end].any(0).nonzero()
-            yield start, end, int(column[-1]) + 1 if len(column) else M
+    cuts = [(start, min(L, start + BLOCK)) for start in range(0, max(L, 1), BLOCK)]
+    if causal:
+        return [(start, end, end) for start, end in cuts]
+    if allow is None or allow.shape != (1, 1, L, M) or len(cuts) < 2 or torch.compiler.is_compiling():
+        return [(0, L, M)]
+    blocks = []
+    for start, end in cuts:
+        column = allow[0, 0, start:end].any(0).nonzero()
+        blocks.append((start, end, int(column[-1]) + 1 if len(column) and end < L else M))
+    spared = 1 - sum((end - start) * seen for start, end, seen in blocks) / (L * M)
+    return blocks if spared >= PAYS else [(0, L, M)]
 
 
 def _triangle(rows: int, columns: int, heads: int, like: Tensor) -> Tensor:
@@ -243,13 +245,24 @@ def _added(
     B, H, G, L, M = sizes
     if bias is not None:
         s = like.new_empty(B, H, L, M).copy_(bias)
-        return (s if allow is None else s.masked_fill_(~allow, float("-inf"))).view(B * G, -1, M)
+        if allow is not None:
+            first = _all_see(allow)
+            s[..., first:].masked_fill_(~allow[..., first:], float("-inf"))
+        return s.view(B * G, -1, M)
     if allow is None:
         return None
     s = torch.where(allow, like.new_zeros(()), float("-inf"))
     if s.shape[1] > 1 or s.shape[2] > 1:
         return s.expand(B, H, L, M).reshape(B * G, -1, M)
     return s.expand(B, G, 1, M).reshape(B * G, 1, M)
+
+
+def _all_see(allow: Tensor) -> int:
+    """How many keys, from the first, are seen by all, as those in a memory are."""
+    if allow.shape[0] > 1 or torch.compiler.is_compiling():
+        return 0
+    hidden = (~allow.flatten(0, -2).all(0)).nonzero()
+    return int(hidden[0]) if len(hidden) else allow.shape[-1]
 
 
 def explicit(

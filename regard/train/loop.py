@@ -94,6 +94,7 @@ def backward(run: Session, parts: Iterator[Batch]) -> Tensor:
     """
     step, training, group = run.state.step + 1, run.training, run.group
     total = torch.zeros(4, dtype=torch.float64, device=group.device)
+    done = run.state.step / training.planned(run.state.step, run.state.seconds)
     for piece in range(training.accumulate):
         batch, share = next(parts), 1.0
         memory = run.carry.of(step - 1, piece, batch)
@@ -105,7 +106,7 @@ def backward(run: Session, parts: Iterator[Batch]) -> Tensor:
         seed(training.seed, step, group.rank * training.accumulate + piece)
         with adding(run.objective, last=piece == training.accumulate - 1):
             with autocast(group.device, run.precision):
-                loss, count = run.objective(batch.to(group.device), memory, (step - 1) / training.steps)
+                loss, count = run.objective(batch.to(group.device), memory, done)
             (loss * share).backward()
         total[0] += loss.detach() * share
         total[1] += count * share
@@ -124,7 +125,8 @@ def update(run: Session, total: Tensor) -> Step:
     run.asked = bool(asked)
     state.step += 1
     scale = run.group.world / max(count, 1.0)  # DDP and FSDP2 leave the mean over processes
-    lr = run.schedule.lr(state.step, training.steps, training.lr, run.model.dims.width)
+    steps = training.planned(state.step, state.seconds)
+    lr = run.schedule.lr(state.step, steps, training.lr, run.model.dims.width)
     good = math.isfinite(loss) and math.isfinite(norm_of_sum * scale)
     step = Step(loss, int(count), norm_of_sum * scale, lr, good)
     if step.good:

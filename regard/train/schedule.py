@@ -1,6 +1,7 @@
 """Learning-rate schedules: each a closed formula of the step, so that a resumed run has nothing to restore.
 
-The learning rate of step t (counted from 1) is `peak * factor(t, T)`, T the number of steps of the run.
+The learning rate of step t (counted from 1) is `peak * factor(t, T)`, T the number of steps of the run; where
+it ends by the clock (`train.minutes`), the number that it will have come to at the pace so far.
 A factor rises to 1 and falls again; the peak is the run's `lr`, or, where none is given, the schedule's own.
 """
 

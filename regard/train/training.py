@@ -39,7 +39,7 @@ class Training:
         log_every: steps between lines in metrics.jsonl.
         seed: of the first weights, the order of the data and dropout.
         threads: processor threads; none means the physical cores, or OMP_NUM_THREADS.
-        minutes: stop cleanly when the training has taken this long.
+        minutes: stop cleanly when the training has taken this long; a schedule that falls has then fallen.
         shard: with several processes, split weights and optimizer over them (FSDP2) instead of copying (DDP).
         nonfinite: at a loss or gradient that is not finite: stop, or skip the batch (10 in a row stop too).
         tensorboard: also write TensorBoard files into the run folder.
@@ -95,3 +95,9 @@ class Training:
             )
         if self.patience is not None and self.evaluate_every is None:
             raise UsageError("train.patience counts evaluations, so train.evaluate_every must be given too.")
+
+    def planned(self, step: int, seconds: float) -> int:
+        """How many steps the run will have: all of them, or what its minutes allow at the pace of `step`."""
+        if self.minutes is None or seconds <= 0:
+            return self.steps
+        return min(self.steps, max(step, 1, round(step * 60 * self.minutes / seconds)))

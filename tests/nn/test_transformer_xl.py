@@ -18,6 +18,7 @@ from regard.nn.attend import attend
 from regard.nn.context import Context, How, places, plain_places
 from regard.nn.pattern import Causal, Full, Pattern, Window
 from regard.nn.position import TransformerXL
+from regard.nn.position.distance import Shifted
 from regard.nn.score import Dot
 from regard.spec import of
 
@@ -96,6 +97,20 @@ def test_the_view_is_the_shift_of_the_authors_and_both_are_the_picking() -> None
     order = torch.randperm(12)
     picked = part.bias(q, i, j[:, order])
     assert torch.allclose(picked[..., order.argsort()], part.bias(q, i, j), atol=1e-12)
+
+
+@pytest.mark.parametrize("keys", [8, 6])
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_gradient_of_the_view_is_laid_out_as_the_rows_were(keys: int, apart: bool) -> None:
+    """Rows of 9, heads apart or not: y_lm is number 8 l + m + L - 1 of the rows, one after the other."""
+    x = torch.randn(2, 3, 5, 9, dtype=torch.float64)
+    x = (x.transpose(0, 1).contiguous().transpose(0, 1) if apart else x).requires_grad_()
+    y = Shifted.apply(x, keys)
+    flat = x.detach().flatten(2)
+    for row in range(5):
+        assert torch.equal(y[:, :, row], flat[..., 8 * row + 4 : 8 * row + 4 + keys])
+    assert torch.autograd.gradcheck(lambda t: Shifted.apply(t, keys), x)
+    assert torch.autograd.gradgradcheck(lambda t: Shifted.apply(t, keys) ** 2, x)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -319,6 +319,20 @@ def test_minutes_end_the_run_cleanly_and_resuming_it_does_nothing(tmp_path: Path
     assert go(tmp_path / "run", task, resume=True, **options) == summary and task.calls == 0
 
 
+def test_a_rate_that_falls_has_fallen_when_the_minutes_are_over(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 10_000, "minutes": 0.02, "log_every": 1, "lr": 1e-3}
+    go(tmp_path / "run", Counting(slow=0.01), schedule={"kind": "linear"}, **options)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rates = [rate for line in lines if (rate := json.loads(line).get("lr")) is not None]
+    assert rates[0] > 0.5e-3 and rates[-1] < 0.2e-3
+
+
+def test_how_many_steps_are_planned() -> None:
+    timed, whole = training(steps=100, minutes=2), training(steps=100)
+    assert timed.planned(0, 0.0) == timed.planned(30, 10.0) == whole.planned(5, 1e6) == 100
+    assert timed.planned(10, 60.0) == 20 and timed.planned(10, 121.0) == 10
+
+
 def test_a_finished_run_resumed_is_left_alone(tmp_path: Path) -> None:
     summary = go(tmp_path / "run", steps=7)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run" / "model").iterdir()}

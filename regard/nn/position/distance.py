@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 FAR = 2**30  # beyond every position
@@ -24,10 +26,7 @@ def spread(
     shift, most, least = _distances(i_BL, j_BM)
     if shift is not None:  # the distance at column (l, m) is l - m + shift
         wide = max(M, L + shift) + 1 if causal else L + M
-        s_BHX = meet(L - 1 + shift, wide).flatten(2)  # rows of `wide`, read as rows of one less
-        (B, H, _), (row, head, _) = s_BHX.shape, s_BHX.stride()
-        first = s_BHX.storage_offset() + L - 1
-        s_BHLM: Tensor = s_BHX.as_strided((B, H, L, M), (row, head, wide - 1, 1), first)
+        s_BHLM: Tensor = Shifted.apply(meet(L - 1 + shift, wide), M)
         return s_BHLM.tril(shift) if causal and not unseen else s_BHLM
     gap_B1LM = (i_BL[:, None, :, None] - j_BM[:, None, None, :]).long()
     count = max(most - (max(least, 0) if causal else least), 0) + 1
@@ -36,6 +35,29 @@ def spread(
     both = max(len(s_BHLR), len(column_B1LM)), s_BHLR.shape[1], -1, -1
     s_BHLM = s_BHLR.expand(both).gather(-1, column_B1LM.expand(both))
     return s_BHLM.masked_fill(gap_B1LM < 0, 0.0) if causal and not unseen else s_BHLM
+
+
+class Shifted(torch.autograd.Function):
+    """Rows of R, one after the other, read as rows of one less: what was at column c of row l is at
+
+        m = c - (L - 1) + l,    m < M < R
+
+    A view. Its gradient is laid out as the rows were in one go, all rows of a head together.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BHLR: Tensor, M: int) -> Tensor:
+        (B, H, L, R), x_BHX = x_BHLR.shape, x_BHLR.flatten(2)
+        (row, head, _), ctx.wide = x_BHX.stride(), R
+        return x_BHX.as_strided((B, H, L, M), (row, head, R - 1, 1), x_BHX.storage_offset() + L - 1)
+
+    @staticmethod
+    def backward(ctx: Any, dy_BHLM: Tensor) -> tuple[Tensor, None]:
+        (B, H, L, M), R = dy_BHLM.shape, ctx.wide
+        dy_HBLM, rest_HBL = dy_BHLM.transpose(0, 1), dy_BHLM.new_zeros(H, B, L)
+        dy_HBX = (dy_HBLM if M == R - 1 else F.pad(dy_HBLM, (0, R - 1 - M))).flatten(2)
+        dx_HBX = torch.cat([rest_HBL[..., 1:], dy_HBX, rest_HBL[..., :1]], -1)
+        return dx_HBX.view(H, B, L, R).transpose(0, 1), None
 
 
 def _distances(i_BL: Tensor, j_BM: Tensor) -> tuple[int | None, int, int]:

@@ -73,7 +73,7 @@ class TransformerXL(Position):
 
     def bias(self, q_BHLK: Tensor, i_BL: Tensor, j_BM: Tensor) -> Tensor:
         """(q_i + v) . W_R r_{i-j} / sqrt(K)."""
-        q_BHLK = (q_BHLK + self.v[self.some_heads, None]) * q_BHLK.shape[-1] ** -0.5
+        q_BHLK = q_BHLK + self.v[self.some_heads, None]
         return spread(partial(self._meet, q_BHLK), i_BL, j_BM, self.causal, self.unseen)
 
     def under(self, pattern: Pattern) -> Position:
@@ -91,13 +91,13 @@ class TransformerXL(Position):
         return here
 
     def _meet(self, q_BHLK: Tensor, most: int, count: int) -> Tensor:
-        """q . W_R r for the distances most, most - 1, ..., `count` of them: (B, H, L, count)."""
+        """q . W_R r / sqrt(K) for the distances most, most - 1, ...: (B, H, L, count)."""
         (B, _, L, K), D = q_BHLK.shape, self.width
         r_RD = _waves(most, count, D, self.clamp, q_BHLK)
         r_RD = F.dropout(r_RD, self.dropout, self.training)
         matrix = self.keys[self.layer]
         assert isinstance(matrix, nn.Linear)
-        w_HKD = matrix.weight.unflatten(0, (-1, K))[self.some_heads].to(q_BHLK.dtype)
+        w_HKD = matrix.weight.unflatten(0, (-1, K))[self.some_heads].to(q_BHLK.dtype) * K**-0.5
         q_HXK = q_BHLK.transpose(0, 1).flatten(1, 2)  # one product for each head, whatever the rows are
         if B * L * D * (K + count) < count * K * (D + B * L):
             s_HXR = q_HXK @ w_HKD @ r_RD.mT
