@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import torch
 from common import LIMIT, Case, Make, Run, arguments, peaks, reading, report
-from peers import ctranslate2_of, hf_gpt, hf_marian, marian_of, regard_gpt, regard_translator, words, x_gpt
+from peers import ctranslate2_of, hf_gpt, hf_marian, m2m_of, regard_gpt, regard_translator, words, x_gpt
 
 import regard
 from regard.data.tokens import load_tokens
@@ -160,10 +160,9 @@ def beam(sentences: int, new: int, threads: int) -> Case:
 
 
 def taught(folder: str, steps: int) -> None:
-    """A translator that has learned Multi30k for a while, in the form that Marian has, too."""
-    form = ["model.order=post", "model.position={kind: sinusoidal, form: halves}", "train.lr=7e-4"]
-    form += [f"train.steps={steps}", f"train.evaluate_every={steps}", "task.limit=64"]
-    command = [sys.executable, "-m", "regard", "train", str(RECIPE), *form, "--out", folder]
+    """A translator that has learned Multi30k for a while."""
+    brief = [f"train.steps={steps}", f"train.evaluate_every={steps}", "task.limit=64"]
+    command = [sys.executable, "-m", "regard", "train", str(RECIPE), *brief, "--out", folder]
     subprocess.run(command, cwd=HERE, stdout=subprocess.DEVNULL, check=True)
 
 
@@ -172,17 +171,17 @@ def translated(folder: str, sentences: int, threads: int, most: int = 80) -> Cas
     lines = (DATA / "test_2016.en").read_text(encoding="utf-8").splitlines()[:sentences]
     tokens = load_tokens(Path(folder) / "tokens")
     vocab, start, end = tokens.vocab, tokens.id("<s>"), tokens.id("</s>")
-    # the last and rarest token is what Marian pads with
+    # the last and rarest token is what peers pad with
     sources = [[t for t in tokens.encode(line.lower()) if t < vocab - 1] + [end] for line in lines]
-    sizes = TINY | {"vocab": vocab}
+    sizes = TINY | {"vocab": vocab, "length": 128}
 
     def ours(patience: float | None) -> Run:
         model = regard.load(folder, precision="fp32").model
         rules = Rules(method="beam", beam=BEAM, alpha=1.0, length=most, patience=patience)
         return lambda: generate(model, [[start]] * len(lines), sources, rules, eos=end)
 
-    def marian() -> Run:
-        model = marian_of(regard.load(folder).model, start, end, **sizes)
+    def transformers() -> Run:
+        model = m2m_of(regard.load(folder).model, start, end, **sizes)
         by_length = sorted(sources, key=len)
         batches = [_padded(by_length[n : n + TOGETHER], vocab - 1) for n in range(0, len(lines), TOGETHER)]
         options: dict[str, Any] = {"num_beams": BEAM, "max_new_tokens": most, "length_penalty": 1.0}
@@ -197,14 +196,14 @@ def translated(folder: str, sentences: int, threads: int, most: int = 80) -> Cas
         return run
 
     def ctranslate2(side: int) -> Run:
-        model = marian_of(regard.load(folder).model, start, end, **sizes)
-        writer = ctranslate2_of(model, "MarianMTLoader", threads // side, side=side, marks=(start, end))
+        model = m2m_of(regard.load(folder).model, start, end, **sizes)
+        writer = ctranslate2_of(model, "M2M100Loader", threads // side, side=side, marks=(start, end))
         options = {"beam_size": BEAM, "max_decoding_length": most, "length_penalty": 1.0}
         asked = [words(row) for row in sources]
         return lambda: writer.translate_batch(asked, max_batch_size=TOGETHER, **options)
 
     contenders = {"regard": partial(ours, None), "regard, patience 1": partial(ours, 1.0)}
-    contenders |= {"transformers Marian": marian, "CTranslate2": partial(ctranslate2, 1)}
+    contenders |= {"transformers M2M100": transformers, "CTranslate2": partial(ctranslate2, 1)}
     if threads > 1:
         contenders["CTranslate2, side by side"] = partial(ctranslate2, threads)
     name = f"beam {BEAM}, the same shape after learning Multi30k, {len(lines)} sentences of its test set"

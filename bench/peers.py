@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from regard.nn.position.sinusoidal import waves
 
 
 def _quiet() -> None:
@@ -120,30 +121,60 @@ def hf_marian(vocab: int, width: int, heads: int, layers: int, hidden: int, leng
     return MarianMTModel(config).eval()
 
 
-def marian_of(model: Any, start: int, end: int, **sizes: int) -> Any:
-    """transformers' Marian with the weights of regard's Transformer (post-norm, sinusoids in halves)."""
-    theirs, own = hf_marian(**sizes), model.state_dict()
+def m2m_of(
+    model: Any,
+    start: int,
+    end: int,
+    vocab: int,
+    width: int,
+    heads: int,
+    layers: int,
+    hidden: int,
+    length: int,
+) -> Any:
+    """M2M100 of transformers with the weights and sinusoids of regard's Transformer, pre-norm as both are."""
+    _quiet()
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    config = M2M100Config(
+        vocab_size=vocab,
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=hidden,
+        decoder_ffn_dim=hidden,
+        max_position_embeddings=length,
+        decoder_start_token_id=start,
+        eos_token_id=end,
+    )
+    theirs, own = M2M100ForConditionalGeneration(config).eval(), model.state_dict()
     with torch.no_grad():
         for name, weight in theirs.named_parameters():
-            if weight.requires_grad:
-                weight.copy_(_rows(own, name))
-    theirs.config.decoder_start_token_id = theirs.generation_config.decoder_start_token_id = start
-    theirs.config.eos_token_id = theirs.generation_config.eos_token_id = end
+            weight.copy_(_rows(own, name))
+    for stack in (theirs.model.encoder, theirs.model.decoder):
+        places = stack.embed_positions
+        places.offset, places.padding_idx = 0, -1  # the first token stands at 0
+        places.weights = waves(torch.arange(length), width)
     return theirs
 
 
 def _rows(own: dict[str, Tensor], name: str) -> Tensor:
-    """What Marian calls so, among ours: queries, keys and values are one matrix here."""
+    """What transformers calls so, among ours: queries, keys and values are one matrix here."""
     if name == "model.shared.weight":
         return own["embed.weight"]
-    _, stack, _, depth, what, *kind, end = name.split(".")
+    _, stack, kind, *rest, end = name.split(".")
+    if kind == "layer_norm":
+        return own[f"{stack}.leave.{end}"]
+    depth, what, *kinds = rest
     at = f"{stack}.blocks.{depth}.sublayers"
     if what in ("fc1", "fc2"):
         return own[f"{at}.ffn.body.{'up' if what == 'fc1' else 'down'}.{end}"]
     side = {"self": "self", "encoder": "cross", "final": "ffn"}[what.split("_")[0]]
-    if not kind:
+    if not kinds:
         return own[f"{at}.{side}.norm.{end}"]
-    letter = kind[0].removesuffix("_proj")
+    letter = kinds[0].removesuffix("_proj")
     group = letter if letter == "out" else "qkv" if side == "self" else "q" if letter == "q" else "kv"
     rows = own[f"{at}.{side}.body.{group}.{end}"]
     return rows if letter == "out" else rows.chunk(len(group))[group.index(letter)]
@@ -246,7 +277,8 @@ def ctranslate2_of(
     with torch.no_grad():
         spec = getattr(converters, loader)().get_model_spec(model)
     seq2seq = hasattr(spec, "encoder")
-    names = words(list(range(model.config.vocab_size - seq2seq)))
+    padding = loader == "MarianMTLoader"  # its last token, which the converter leaves out
+    names = words(list(range(model.config.vocab_size - padding)))
     if seq2seq:
         spec.register_source_vocabulary(names)
         spec.register_target_vocabulary(names)

@@ -22,7 +22,7 @@ arXiv 2204.05424; 1 is what fairseq, Marian and CTranslate2 do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,8 @@ from torch import Tensor
 
 from regard.decode.engine import Session
 from regard.decode.rules import Hypothesis, Rules
+from regard.decode.workers import Waiting
+from regard.nn.slots import stacked
 
 
 def penalty(length: int, alpha: float) -> float:
@@ -62,87 +64,174 @@ class Pool:
         """Some sentences, in that order."""
         return Pool(self.score_BN[index_B], self.logp_BN[index_B], self.ids_BNL[index_B])
 
+    def join(self, other: Pool) -> Pool:
+        """These sentences and those."""
+        return Pool(
+            torch.cat([self.score_BN, other.score_BN]),
+            torch.cat([self.logp_BN, other.logp_BN]),
+            stacked(self.ids_BNL, other.ids_BNL, 2, empty=-1),
+        )
+
     def read(self, row: int) -> list[Hypothesis]:
         """The finished hypotheses of one sentence."""
         answers = zip(
             self.score_BN[row].tolist(), self.logp_BN[row].tolist(), self.ids_BNL[row].tolist(), strict=True
         )
         return [
-            Hypothesis([token for token in ids if token >= 0], logp, score, None, "eos")
+            Hypothesis(_real(ids), logp, score, None, "eos")
             for score, logp, ids in answers
             if score > -torch.inf
         ]
 
 
+class Beams:
+    """Sentences that are searched side by side. Those that are done leave, and others may join.
+
+    Letters: B sentences, N hypotheses of one sentence, L tokens, which end in the last column; -1 before.
+
+    Options:
+        session: one row for each sentence
+        limits: most tokens of each sentence's answer, the end token counted; at least 1
+        numbers: what the sentences are called
+        early: stop each sentence as soon as its answer is certain; False is for tests
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        limits: Sequence[int],
+        numbers: Sequence[int],
+        rules: Rules,
+        eos: int | None,
+        early: bool = True,
+    ) -> None:
+        device, size = session.device, len(limits)
+        self.session, self.rules, self.eos, self.early = session, rules, eos, early
+        self.number_B, self.limit_B = (torch.tensor(list(x), device=device) for x in (numbers, limits))
+        self.length_B, self.ended_B = torch.zeros(2, size, dtype=torch.int64, device=device)
+        self.alive_BN = torch.zeros(size, 1, dtype=torch.float64, device=device)  # log p
+        self.token_BN = torch.empty(size, 1, dtype=torch.int64, device=device)  # chosen, not yet read
+        self.ids_BNL = torch.empty(size, 1, 0, dtype=torch.int64, device=device)
+        none_BN = torch.full((size, rules.nbest), -torch.inf, dtype=torch.float64, device=device)
+        self.pool = Pool(none_BN, none_BN, torch.full((size, rules.nbest, max(limits)), -1, device=device))
+
+    def __len__(self) -> int:
+        return len(self.number_B)
+
+    @property
+    def joins(self) -> bool:
+        """Whether sentences that have just made their first choice can join."""
+        words = self.session.logits_NV.shape[-1] - (self.eos is not None)
+        return words >= self.rules.beam and self.session.cache.joins
+
+    def step(self) -> None:
+        """Read the tokens that were chosen."""
+        self.session.step(self.token_BN.flatten())
+
+    def choose(self) -> list[tuple[int, list[Hypothesis]]]:
+        """Choose the next token of every hypothesis. Who is done then leaves, and is returned."""
+        rules, eos = self.rules, self.eos
+        self.length_B = self.length_B + 1
+        barred_B = self.length_B <= rules.min_length if rules.min_length and eos is not None else None
+        logits_NV = self.session.logits_NV
+        logp_BC, parent_BC, token_BC = candidates(logits_NV, self.alive_BN, rules.beam, eos, barred_B)
+        ends_BC = torch.zeros_like(token_BC, dtype=torch.bool) if eos is None else token_BC == eos
+        if bool(ends_BC.any()):
+            ended_BC = logp_BC.masked_fill(~ends_BC, -torch.inf)
+            score_BC = ended_BC / _penalties(self.length_B, rules.alpha)[:, None]
+            self.pool.add(score_BC, ended_BC, _rows(self.ids_BNL, parent_BC))
+            self.ended_B = self.ended_B + (ended_BC[:, : rules.beam] > -torch.inf).sum(1)
+        width = max(1, min(rules.beam, self.alive_BN.shape[1] * (logits_NV.shape[-1] - (eos is not None))))
+        self.alive_BN, which_BN = logp_BC.masked_fill(ends_BC, -torch.inf).topk(width, dim=1)
+        parent_BN, self.token_BN = parent_BC.gather(1, which_BN), token_BC.gather(1, which_BN)
+        self.ids_BNL = torch.cat([_rows(self.ids_BNL, parent_BN), self.token_BN[..., None]], -1)
+        over_B = self._over()
+        done = [self._answers(place) for place in over_B.nonzero()[:, 0].tolist()]
+        stay_B = _staying(over_B)
+        if len(stay_B):
+            _move(self.session, parent_BN, stay_B)
+        if done:
+            self._leave(stay_B)
+        return done
+
+    def join(self, other: Beams) -> None:
+        """Go on with these sentences and those, which have chosen, too."""
+        self.session.cache.join(other.session.cache)
+        self.ids_BNL = _stacked_right(self.ids_BNL, other.ids_BNL)
+        self.pool = self.pool.join(other.pool)
+        for name in ("number_B", "limit_B", "length_B", "ended_B", "alive_BN", "token_BN"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+
+    def _over(self) -> Tensor:
+        """Whose search ends here: at its limit, because enough have ended, or because nothing can change."""
+        rules, best_B = self.rules, self.alive_BN[:, 0]
+        over_B: Tensor = (self.limit_B <= self.length_B) | (best_B == -torch.inf)
+        if rules.patience is not None:
+            over_B |= self.ended_B >= max(rules.patience * rules.beam, rules.nbest)
+        if self.early:
+            over_B |= self.pool.score_BN[:, -1] >= best_B / _penalties(self.limit_B, rules.alpha)
+        return over_B
+
+    def _answers(self, place: int) -> tuple[int, list[Hypothesis]]:
+        found, nbest = self.pool.read(place), self.rules.nbest
+        if len(found) < nbest:
+            over = penalty(int(self.length_B[place]), self.rules.alpha)
+            found += _cut_off(self.alive_BN[place], self.ids_BNL[place], over)[: nbest - len(found)]
+        return int(self.number_B[place]), found
+
+    def _leave(self, stay_B: Tensor) -> None:
+        """Only these sentences go on; columns that none of them fills are let go of."""
+        for name in ("number_B", "limit_B", "length_B", "ended_B", "alive_BN", "token_BN", "ids_BNL"):
+            setattr(self, name, getattr(self, name)[stay_B])
+        self.pool = self.pool.pick(stay_B)
+        if len(stay_B):
+            self.ids_BNL = self.ids_BNL[..., -int(self.length_B.max()) :]
+
+
 def search(
     session: Session, limits: Sequence[int], rules: Rules, eos: int | None, early: bool = True
 ) -> list[list[Hypothesis]]:
-    """The best answers of each sentence of the session (one row each), best first.
+    """The best answers of each sentence of the session (one row each), best first."""
+    beams = Beams(session, limits, range(len(limits)), rules, eos, early)
+    answers = dict(beams.choose())
+    while len(beams):
+        beams.step()
+        answers |= beams.choose()
+    return [answers[number] for number in range(len(limits))]
 
-    Options:
-        limits: most tokens of each sentence's answer, the end token counted; at least 1
-        early: stop each sentence as soon as its answer is certain; False is for tests
-    """
-    device, size = session.device, len(limits)
-    answers: list[list[Hypothesis]] = [[] for _ in limits]
-    number_B = torch.arange(size, device=device)  # which sentence stands where
-    limit_B = torch.tensor(limits, device=device)
-    alive_BN = torch.zeros(size, 1, dtype=torch.float64, device=device)  # log p
-    ids_BNL = torch.empty(size, 1, 0, dtype=torch.int64, device=device)
-    none_BN = torch.full((size, rules.nbest), -torch.inf, dtype=torch.float64, device=device)
-    pool = Pool(none_BN, none_BN, torch.full((size, rules.nbest, max(limits)), -1, device=device))
-    ended_B = torch.zeros(size, dtype=torch.int64, device=device)  # how many have, of each sentence
-    enough = torch.inf if rules.patience is None else max(rules.patience * rules.beam, rules.nbest)
-    for length in range(1, max(limits) + 1):
-        banned = eos if length <= rules.min_length else None
-        logp_BC, parent_BC, token_BC = candidates(session.logits_NV, alive_BN, rules.beam, banned)
-        ends_BC = torch.zeros_like(token_BC, dtype=torch.bool) if eos is None else token_BC == eos
-        if eos is not None:
-            ended_BC = logp_BC.masked_fill(~ends_BC, -torch.inf)
-            pool.add(ended_BC / penalty(length, rules.alpha), ended_BC, _rows(ids_BNL, parent_BC))
-            ended_B += (ended_BC[:, : rules.beam] > -torch.inf).sum(1)
-        vocab = session.logits_NV.shape[-1] - (eos is not None)
-        width = max(1, min(rules.beam, alive_BN.shape[1] * vocab))
-        alive_BN, which_BN = logp_BC.masked_fill(ends_BC, -torch.inf).topk(width, dim=1)
-        parent_BN, token_BN = parent_BC.gather(1, which_BN), token_BC.gather(1, which_BN)
-        ids_BNL = torch.cat([_rows(ids_BNL, parent_BN), token_BN[..., None]], -1)
 
-        longest_B = ((5 + limit_B.double()) / 6) ** rules.alpha
-        hope_B = alive_BN[:, 0] / longest_B
-        over_B = (limit_B <= length) | (alive_BN[:, 0] == -torch.inf) | (ended_B >= enough)
-        if early:
-            over_B |= pool.score_BN[:, -1] >= hope_B
-        for place in over_B.nonzero()[:, 0].tolist():
-            found = pool.read(place)
-            if len(found) < rules.nbest:
-                rest = _cut_off(alive_BN[place], ids_BNL[place], rules.alpha)
-                found += rest[: rules.nbest - len(found)]
-            answers[int(number_B[place])] = found
-        stay_B = (~over_B).nonzero()[:, 0]
-        if len(stay_B) == 0:
-            break
-        _move(session, parent_BN, stay_B)
-        if len(stay_B) < len(over_B):
-            number_B, limit_B, pool = number_B[stay_B], limit_B[stay_B], pool.pick(stay_B)
-            ended_B = ended_B[stay_B]
-            alive_BN, ids_BNL, token_BN = alive_BN[stay_B], ids_BNL[stay_B], token_BN[stay_B]
-        session.step(token_BN.flatten())
-    return answers
+def searched(begin: Callable[[list[int]], Beams], waiting: Waiting) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """The best answers of all sentences that wait, as they are found: where some are done, others come in."""
+    beams = begin(numbers) if (numbers := waiting.take()) else None
+    while beams is not None:
+        yield from beams.choose()
+        alive = beams.number_B.tolist()
+        if (beams.joins or not alive) and (numbers := waiting.take(alive)):
+            fresh = begin(numbers)
+            if not alive:
+                beams = fresh
+                continue
+            yield from fresh.choose()
+            if len(fresh):
+                beams.join(fresh)
+        elif not alive:
+            return
+        beams.step()
 
 
 def candidates(
-    logits_NV: Tensor, alive_BN: Tensor, beam: int, banned: int | None = None
+    logits_NV: Tensor, alive_BN: Tensor, beam: int, eos: int | None = None, barred_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best 2 * beam continuations of each sentence: (log p, which hypothesis they continue, token).
 
-    The logits are used up: log p is written where they stand.
+    Sentences that are barred may not end. The logits are used up: log p is written where they stand.
     """
-    logp_NV = torch.log_softmax(logits_NV, -1, out=logits_NV)
-    if banned is not None:
-        logp_NV[:, banned] = -torch.inf
-    count = min(2 * beam, alive_BN.shape[1] * logp_NV.shape[1])
-    logp_BC, place_BC = largest(logp_NV.view(*alive_BN.shape, -1), alive_BN, count)
-    return logp_BC, place_BC // logp_NV.shape[1], place_BC % logp_NV.shape[1]
+    logp_BNV = torch.log_softmax(logits_NV, -1, out=logits_NV).view(*alive_BN.shape, -1)
+    if barred_B is not None:
+        logp_BNV[..., eos].masked_fill_(barred_B[:, None], -torch.inf)
+    words = logp_BNV.shape[2]
+    logp_BC, place_BC = largest(logp_BNV, alive_BN, min(2 * beam, alive_BN.shape[1] * words))
+    return logp_BC, place_BC // words, place_BC % words
 
 
 def largest(x_BNV: Tensor, more_BN: Tensor, count: int, piece: int = 64) -> tuple[Tensor, Tensor]:
@@ -175,6 +264,14 @@ def _rows(ids_BNL: Tensor, index_BC: Tensor) -> Tensor:
     return ids_BNL.gather(1, index_BC[..., None].expand(-1, -1, ids_BNL.shape[-1]))
 
 
+def _staying(over_B: Tensor) -> Tensor:
+    """Who stays: in its place, or, if it is one of the last, in the place of one who leaves."""
+    stay_B = torch.arange(int((~over_B).sum()), device=over_B.device)
+    last_B = (~over_B[len(stay_B) :]).nonzero()[:, 0]
+    stay_B[over_B[: len(stay_B)]] = last_B + len(stay_B)
+    return stay_B
+
+
 def _move(session: Session, parent_BN: Tensor, stay_B: Tensor) -> None:
     """Let the session's rows be the alive hypotheses of the sentences that stay."""
     B = len(parent_BN)
@@ -183,7 +280,20 @@ def _move(session: Session, parent_BN: Tensor, stay_B: Tensor) -> None:
     session.keep((first_B1 + parent_BN)[stay_B].flatten(), stay_B)
 
 
-def _cut_off(alive_N: Tensor, ids_NL: Tensor, alpha: float) -> list[Hypothesis]:
-    over = penalty(ids_NL.shape[-1], alpha)
-    rows = zip(alive_N.tolist(), ids_NL.tolist(), strict=True)
+def _cut_off(alive_N: Tensor, ids_NL: Tensor, over: float) -> list[Hypothesis]:
+    rows = zip(alive_N.tolist(), map(_real, ids_NL.tolist()), strict=True)
     return [Hypothesis(ids, logp, logp / over, None, "length") for logp, ids in rows if logp > -torch.inf]
+
+
+def _real(ids: list[int]) -> list[int]:
+    return [token for token in ids if token >= 0]
+
+
+def _stacked_right(a_BNL: Tensor, b_BNL: Tensor) -> Tensor:
+    """The rows of both; the shorter ones begin with -1."""
+    return stacked(a_BNL.flip(-1), b_BNL.flip(-1), 2, empty=-1).flip(-1)
+
+
+def _penalties(length_B: Tensor, alpha: float) -> Tensor:
+    """lp for answers of so many tokens each."""
+    return ((5 + length_B.double()) / 6) ** alpha

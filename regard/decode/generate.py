@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from regard.decode.beam import penalty, search
+from regard.decode.beam import Beams, penalty, searched
 from regard.decode.engine import Session, at_rest, check, room
 from regard.decode.greedy import Row, walk
 from regard.decode.rules import Hypothesis, Rules
 from regard.decode.sample import key
 from regard.decode.speculate import leap
 from regard.decode.text import Decode, Text
-from regard.decode.workers import side_by_side, workers
+from regard.decode.workers import Waiting, side_by_side, workers
 from regard.errors import UsageError
 from regard.model import Decoder, EncoderDecoder, Model
 
 Ids = Sequence[int]
 Progress = Callable[[int, int], None]
+LEAST, HELD = 2**14, 2**28  # tokens side by side at least; bytes that more of them may take
 
 
 def generate(
@@ -27,7 +28,7 @@ def generate(
     rules: Rules | None = None,
     eos: int | None = None,
     decode: Decode | None = None,
-    budget: int = 16384,
+    budget: int | None = None,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """For each prompt its answers, best first; `rules.nbest` of them.
@@ -40,30 +41,48 @@ def generate(
         rules: how answers are chosen; None is greedy
         eos: the token that ends an answer; None: only length and stop strings end it
         decode: turns ids into text; needed for stop strings
-        budget: most tokens side by side, sources, prompts and answers counted
-        progress: called with (prompts done, prompts in all) after each batch
+        budget: most tokens side by side, sources, prompts and answers counted; None: 16384, or more if their
+            keys and values fit into 256 MiB
+        progress: called with (prompts done, prompts in all) when some are done
     """
     rules = rules or Rules()
     writer = check(model, prompts, sources)
     _check_stop(rules, decode)
     limits = room(writer, prompts, sources, rules)
-    answers: list[list[Hypothesis]] = [[] for _ in prompts]
-    done, count = 0, workers(writer)
+    sizes, count = _sizes(prompts, sources, limits, rules), workers(writer)
+    budget, most = budget or max(LEAST, HELD // _bytes_of_token(writer)), -(-len(prompts) // count)
+    waiting = Waiting(sizes, budget, 1 if rules.draft else most)  # who guesses ahead goes alone
+    empty = Hypothesis([], 0.0, 0.0, "" if decode else None, "length")
+    answers = {number: [empty] for number, limit in enumerate(limits) if limit <= 0}
 
-    def work(numbers: list[int]) -> list[list[Hypothesis]]:
-        some = [prompts[n] for n in numbers]
-        from_ = None if sources is None else [sources[n] for n in numbers]
-        return _answer(writer, some, from_, [limits[n] for n in numbers], rules, eos, decode)
+    def some(numbers: Sequence[int]) -> tuple[list[Ids], list[Ids] | None, list[int]]:
+        read = None if sources is None else [sources[n] for n in numbers]
+        return [prompts[n] for n in numbers], read, [limits[n] for n in numbers]
+
+    def begin(numbers: Sequence[int]) -> Beams:
+        starts, read, longest = some(numbers)
+        return Beams(Session(writer, starts, read, rules.cache), longest, numbers, rules, eos)
+
+    def write() -> Iterator[tuple[int, list[Hypothesis]]]:
+        if rules.method == "beam" and rules.beam > 1:
+            for number, hypotheses in searched(begin, waiting):
+                yield number, _said(hypotheses, decode)
+        else:
+            while numbers := waiting.take():
+                found = _token_by_token(writer, *some(numbers), rules, eos, decode)
+                yield from zip(numbers, found, strict=True)
 
     with at_rest(writer):
-        batches = list(_batches(prompts, sources, limits, rules, budget, -(-len(prompts) // count)))
-        for numbers, found in side_by_side(work, batches, count):
-            for number, hypotheses in zip(numbers, found, strict=True):
-                answers[number] = hypotheses
-            done += len(numbers)
+        for number, hypotheses in side_by_side(write, min(count, len(sizes))):
+            answers[number] = hypotheses
             if progress is not None:
-                progress(done, len(prompts))
-    return answers
+                progress(len(answers), len(prompts))
+    return [answers[number] for number in range(len(prompts))]
+
+
+def _bytes_of_token(model: Model) -> int:
+    """About what a token takes in a cache: a key and a value for each layer, in float32."""
+    return 8 * model.dims.layers * model.dims.width
 
 
 @dataclass(frozen=True)
@@ -132,35 +151,21 @@ def _check_stop(rules: Rules, decode: Decode | None) -> None:
         )
 
 
-def _batches(
-    prompts: Sequence[Ids],
-    sources: Sequence[Ids] | None,
-    limits: Sequence[int],
-    rules: Rules,
-    budget: int,
-    most: int,
-) -> Iterator[list[int]]:
-    """Numbers of prompts of about the same length, `most` at a time, within the budget; the longest first."""
+def _sizes(
+    prompts: Sequence[Ids], sources: Sequence[Ids] | None, limits: Sequence[int], rules: Rules
+) -> dict[int, int]:
+    """The most tokens that each prompt may come to, with its source and its answers; the largest first."""
     copies = rules.beam if rules.method == "beam" else rules.nbest
-
-    def size(number: int) -> int:
-        read = 0 if sources is None else len(sources[number])
-        return read + copies * (len(prompts[number]) + limits[number])
-
-    batch: list[int] = []
-    largest = 0
-    for number in sorted(range(len(prompts)), key=size, reverse=True):
-        largest = max(largest, size(number))
-        full = len(batch) == most or largest * (len(batch) + 1) > budget
-        if batch and (rules.draft or full):  # who guesses ahead goes alone
-            yield batch
-            batch, largest = [], size(number)
-        batch.append(number)
-    if batch:
-        yield batch
+    read = [0] * len(prompts) if sources is None else [len(source) for source in sources]
+    size = {n: read[n] + copies * (len(prompts[n]) + limits[n]) for n in range(len(prompts)) if limits[n] > 0}
+    return dict(sorted(size.items(), key=lambda pair: pair[1], reverse=True))
 
 
-def _answer(
+def _said(hypotheses: list[Hypothesis], decode: Decode | None) -> list[Hypothesis]:
+    return hypotheses if decode is None else [replace(h, text=decode(h.ids)) for h in hypotheses]
+
+
+def _token_by_token(
     model: Decoder | EncoderDecoder,
     prompts: Sequence[Ids],
     sources: Sequence[Ids] | None,
@@ -170,34 +175,7 @@ def _answer(
     decode: Decode | None,
 ) -> list[list[Hypothesis]]:
     """The answers of one batch."""
-    some = [n for n, limit in enumerate(limits) if limit > 0]
-    empty = Hypothesis([], 0.0, 0.0, "" if decode else None, "length")
-    answers = [[empty] for _ in prompts]
-    if not some:
-        return answers
-    prompts, limits = [prompts[n] for n in some], [limits[n] for n in some]
-    sources = None if sources is None else [sources[n] for n in some]
     session = Session(model, prompts, sources, rules.cache, rules.draft)
-    if rules.method == "beam" and rules.beam > 1:
-        found = search(session, limits, rules, eos)
-        if decode is not None:
-            found = [[replace(h, text=decode(h.ids)) for h in hypotheses] for hypotheses in found]
-    else:
-        found = _token_by_token(session, prompts, sources, limits, rules, eos, decode)
-    for number, hypotheses in zip(some, found, strict=True):
-        answers[number] = hypotheses
-    return answers
-
-
-def _token_by_token(
-    session: Session,
-    prompts: Sequence[Ids],
-    sources: Sequence[Ids] | None,
-    limits: Sequence[int],
-    rules: Rules,
-    eos: int | None,
-    decode: Decode | None,
-) -> list[list[Hypothesis]]:
     draws = rules.nbest
     watch = decode if rules.stop else None  # without stop strings the text is wanted only at the end
     rows = [Row(limit, Text(watch, rules.stop) if watch else None) for limit in limits for _ in range(draws)]
@@ -212,7 +190,7 @@ def _token_by_token(
         pass
     found = [row.hypothesis() for row in rows]
     if decode is not None and watch is None:
-        found = [replace(h, text=decode(h.ids)) for h in found]
+        found = _said(found, decode)
     if rules.method == "beam":
         found = [replace(h, score=h.logp / penalty(_length(h), rules.alpha)) for h in found]
     return [found[n * draws : (n + 1) * draws] for n in range(len(prompts))]

@@ -1,20 +1,23 @@
 """Batches side by side: small models leave most of a processor idle between their small products.
 
 One thread for each batch uses it better than all threads for each product, as long as the weights are few. No
-answer depends on it, because none depends on its batch.
+answer depends on it, because none depends on its batch. Who is to be answered waits in one line for all.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Queue
+from threading import Event, Lock
 from typing import TypeVar
 
 import torch
 
 from regard.model import Model
 
-In = TypeVar("In")
 Out = TypeVar("Out")
 
 SMALL = 2**26  # bytes of weights up to which a model is small
@@ -29,18 +32,71 @@ def workers(model: Model) -> int:
     return torch.get_num_threads() if held <= SMALL else 1
 
 
-def side_by_side(work: Callable[[In], Out], batches: Sequence[In], count: int) -> Iterator[tuple[In, Out]]:
-    """Each batch with what came of it, as it is done; `count` at a time, a thread each."""
-    if count < 2 or len(batches) < 2:
-        for batch in batches:
-            yield batch, work(batch)
+class Waiting:
+    """Prompts that wait for a place; several workers take from it.
+
+    Options:
+        sizes: of each prompt, by its number, in the order in which they come
+        budget: the sizes that a worker has at a time, together
+        most: how many a worker has at a time
+    """
+
+    def __init__(self, sizes: dict[int, int], budget: int, most: int) -> None:
+        self.sizes, self.budget, self.most = sizes, budget, most
+        self.numbers, self.lock = deque(sizes), Lock()
+
+    def take(self, alive: Sequence[int] = ()) -> list[int]:
+        """Numbers of those who come in beside those who are there, if a quarter of the places is free."""
+        used, taken = sum(self.sizes[number] for number in alive), list[int]()
+        if alive and (4 * used > 3 * self.budget or 4 * len(alive) > 3 * self.most):
+            return taken
+        with self.lock:
+            while self.numbers and len(alive) + len(taken) < self.most:
+                used += self.sizes[self.numbers[0]]
+                if used > self.budget and (alive or taken):
+                    break
+                taken.append(self.numbers.popleft())
+        return taken
+
+
+def side_by_side(work: Callable[[], Iterator[Out]], count: int) -> Iterator[Out]:
+    """What `count` workers find, a thread each, as they find it."""
+    if count < 2:
+        yield from work()
         return
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    found, over, threads = Queue[Out | Ended](), Event(), torch.get_num_threads()
+
+    def run() -> None:
+        error: BaseException | None = None
         try:
-            asked = {pool.submit(work, batch): batch for batch in batches}
-            for done in as_completed(asked):
-                yield asked[done], done.result()
+            for item in work():
+                found.put(item)
+                if over.is_set():
+                    break
+        except BaseException as raised:
+            error = raised
+        found.put(Ended(error))
+
+    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for _ in range(count):
+            pool.submit(run)
+        try:
+            while count:
+                item = found.get()
+                if not isinstance(item, Ended):
+                    yield item
+                elif item.error is not None:
+                    raise item.error
+                else:
+                    count -= 1
         finally:
-            pool.shutdown(cancel_futures=True)
+            over.set()
+            pool.shutdown()
             torch.set_num_threads(threads)  # some libraries count threads for all of them
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker is done, or has failed."""
+
+    error: BaseException | None

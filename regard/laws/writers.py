@@ -75,8 +75,9 @@ SHARED: Moves = (
 
 def beams_equal_forward(model: Model, static: bool = False, first: int = 0, pads: str = "left") -> float:
     """Rows of the cache are permuted, repeated and dropped on the way, alone and as beams that share what
-    they descend from: each goes on from its own past."""
-    return max(_moved(model, static, first, pads, moves) for moves in (ALONE, SHARED))
+    they descend from, and beams that came later join: each goes on from its own past."""
+    moved = max(_moved(model, static, first, pads, moves) for moves in (ALONE, SHARED))
+    return moved if static else max(moved, _joined(model, first, pads))
 
 
 def _moved(model: Model, static: bool, first: int, pads: str, moves: Moves) -> float:
@@ -93,6 +94,38 @@ def _moved(model: Model, static: bool, first: int, pads: str, moves: Moves) -> f
             piece = 1 if sources is None else steps
             got = [ask(model, ids_BL[:, n : n + piece], cache=cache) for n in range(at, at + steps, piece)]
             worst = max(worst, gap(torch.cat(got, 1), ask(model, ids_BL, source_BM)[:, at:]))
+    return worst
+
+
+def _joined(model: Model, first: int, pads: str) -> float:
+    """Two beams of each of 3 sentences and, after other lengths and sources, of 2; then some are left."""
+    ids, caches = (tokens(3, pads=pads), tokens(2, pads="plain", seed=3)), []
+    sources, halves = (source(ids[0]), tokens(2, 8, "right", seed=4)), (max(first, 9), max(first, 5))
+    past: list[tuple[Tensor, Tensor]] = []  # what each row has read, and its source
+    with torch.no_grad():
+        for ids_BL, source_BM, half in zip(ids, sources, halves, strict=True):
+            cache, every = model.cache(len(ids_BL)), torch.arange(len(ids_BL))
+            if isinstance(model, EncoderDecoder):
+                cache.memory = model.encode(source_BM)
+            ask(model, ids_BL[:, :half], cache=cache)
+            cache.reorder(every.repeat_interleave(2), every)
+            caches.append(cache)
+            past += [(ids_BL[row, :half], source_BM[row]) for row in every.repeat_interleave(2)]
+        together, later = caches
+        if not (together.joins and later.joins):
+            return 0.0
+        together.join(later)
+        new, worst = tokens(10, 4, "plain", seed=1), 0.0
+        for n, index in enumerate(([*range(10)], [1, 1, 3, 2, 9, 8], [2, 2, 4, 5])):
+            left = torch.tensor(index)
+            together.reorder(left, left[::2] // 2)
+            past = [
+                (torch.cat([past[old][0], new[row, n : n + 1]]), past[old][1]) for row, old in enumerate(left)
+            ]
+            got = ask(model, new[: len(past), n : n + 1], cache=together)[:, 0]
+            for alike in ([row for row in range(len(past)) if len(past[row][1]) == M] for M in (11, 8)):
+                ids_BL, source_BM = map(torch.stack, zip(*(past[row] for row in alike), strict=True))
+                worst = max(worst, gap(got[alike], ask(model, ids_BL, source_BM)[:, -1]))
     return worst
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.errors import UsageError
 from regard.nn.context import Memory
-from regard.nn.slots import Every, Kept, Placed, Ring, Slot, Swapped, grown, in_bytes
+from regard.nn.slots import Every, Kept, Placed, Ring, Slot, Swapped, grown, in_bytes, stacked
 
 Precision = Literal["full", "int8"]
 SLACK = 4  # tokens of each beam that may be written until it is looked who is needed
@@ -188,9 +188,12 @@ class Cache:
             if held_BNM is None:
                 held_BNM = torch.ones(self.batch, 1, self.columns, dtype=torch.bool, device=index_N.device)
             self.own_BNM = held_BNM.flatten(0, 1).index_select(0, index_N).unflatten(0, (-1, each))
+        moved_M = None if unmoved else _moved(of_B, self.sources)
         for slot in self.slots.values():
             if not (isinstance(slot, Kept) or (tree and isinstance(slot, Every))):
                 slot.pick(index_N)
+            elif moved_M is not None and not any(t.requires_grad for t in slot.state):
+                slot.fill(of_B, moved_M)
             elif not unmoved:
                 slot.pick(of_B)
         if self._pos_BM is not None and self._pos_BM.shape[0] > 1:
@@ -200,6 +203,34 @@ class Cache:
         self.batch, self.each = len(index_N), each
         if tree and self.columns >= self._full:
             self._shed()
+
+    @property
+    def joins(self) -> bool:
+        """Whether the rows of another cache can come to stand behind its own: beams that keep every key."""
+        return self.own_BNM is not None and all(isinstance(s, Every | Kept) for s in self.slots.values())
+
+    def join(self, other: Cache) -> None:
+        """Let the rows of another cache, as many for each source, stand behind those of this one.
+
+        Rows may have come to different lengths: each goes on from its own past.
+        """
+        if not (self.joins and other.joins) or self.each != other.each:
+            raise UsageError(
+                "Only the rows of beams that keep every key, as many for each source, can be joined: here "
+                f"{self.each} and {other.each} rows share a source; write them apart."
+            )
+        assert self.own_BNM is not None and self._pos_BM is not None
+        assert other.own_BNM is not None and other._pos_BM is not None
+        held, theirs = self.columns, other.columns
+        pos_BM = self._pos_BM[:, :held].expand(self.sources, -1)
+        self._pos_BM = stacked(pos_BM, other._pos_BM[:, :theirs].expand(other.sources, -1), 1, empty=-1)
+        self.own_BNM = stacked(self.own_BNM, other.own_BNM, 2)
+        for path, slot in self.slots.items():
+            slot.join(other.slots[path], held, theirs)
+        if self.memory is not None and other.memory is not None:
+            self.memory = self.memory.join(other.memory)
+        self.batch, self.columns, self.plain = self.batch + other.batch, max(held, theirs), False
+        self.length = max(self.length, other.length)
 
     def _shed(self) -> None:
         """Let go of the columns from which no row descends, if they are the most."""
@@ -262,6 +293,12 @@ class Cache:
     def nbytes(self) -> int:
         """Bytes of what is remembered: columns in use if the cache grows, all columns if it is static."""
         return sum(slot.nbytes for slot in self.slots.values())
+
+
+def _moved(index_N: Tensor, count: int) -> Tensor | None:
+    """Which of the rows that are kept stand elsewhere, where these are few."""
+    moved_M = (index_N != torch.arange(len(index_N), device=index_N.device)).nonzero()[:, 0]
+    return moved_M if len(index_N) <= count and 2 * len(moved_M) <= len(index_N) else None
 
 
 def _in_order(index_N: Tensor, count: int) -> bool:

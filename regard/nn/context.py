@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from regard.nn.slots import stacked
+
 if TYPE_CHECKING:
     from regard.nn.cache import Cache
     from regard.nn.position.position import Position
@@ -43,6 +45,11 @@ class Memory:
         """The memory of some rows, in that order."""
         pos_BM = self.pos_BM if self.plain else self.pos_BM.index_select(0, index_N)
         return Memory(self.x_BMD.index_select(0, index_N), pos_BM, self.plain)
+
+    def join(self, other: Memory) -> Memory:
+        """The memory of these rows and of those, filled up to the longer one."""
+        mine, theirs = (m.pos_BM.expand(len(m.x_BMD), -1) for m in (self, other))
+        return Memory(stacked(self.x_BMD, other.x_BMD, 1), stacked(mine, theirs, 1, empty=-1))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,16 @@ class Slot:
         """Keep these rows, in this order."""
         self.state = tuple(t.index_select(0, index_N) for t in self.state)
 
+    def fill(self, index_N: Tensor, moved_M: Tensor) -> None:
+        """The same where only these of the rows stand elsewhere now: they are written over those that go."""
+        for t in self.state:
+            t[moved_M] = t[index_N[moved_M]]
+        self.state = tuple(t[: len(index_N)] for t in self.state)
+
+    def join(self, other: Slot, held: int, theirs: int) -> None:
+        """Let the rows of another slot of its kind stand behind its own; so many columns of each are used."""
+        raise NotImplementedError
+
     def reserve(self, new: int) -> None:
         """Make place for so many more columns, if it grows."""
 
@@ -43,6 +53,10 @@ class Kept(Slot):
 
     def __init__(self, state: tuple[Tensor, ...], dtype: torch.dtype) -> None:
         self.state, self.dtype = state, dtype
+
+    def join(self, other: Slot, held: int, theirs: int) -> None:
+        """Sources of another length are filled up: the memory says which columns are none."""
+        self.state = tuple(stacked(a, b, 2) for a, b in zip(self.state, other.state, strict=True))
 
     def check(self, next_B: Tensor, path: str) -> None:
         """It does not depend on the tokens."""
@@ -73,6 +87,13 @@ class Every(Slot):
         for old, new in zip(self.state, self.other, strict=True):
             torch.index_select(old[:, :, :used], 0, index_N, out=new[:, :, :used])
         self.state, self.other = self.other, self.state if self.state[0].shape == shape else ()
+
+    def join(self, other: Slot, held: int, theirs: int) -> None:
+        """What is missing is filled up: the cache's own positions say what is there."""
+        pairs = zip(self.state, other.state, strict=True)
+        room = 2 * max(held, theirs)
+        self.state = tuple(stacked(a[:, :, :held], b[:, :, :theirs], 2, room=room) for a, b in pairs)
+        self.other = ()
 
     def reserve(self, new: int) -> None:
         """Make place for so many more columns."""
@@ -230,6 +251,16 @@ def grown(
     if held is not None:
         room.narrow(axis, 0, used).copy_(held.narrow(axis, 0, used))
     return room
+
+
+def stacked(a: Tensor, b: Tensor, axis: int, empty: int = 0, room: int = 0) -> Tensor:
+    """The rows of both; along `axis`, what one of them lacks is `empty`, and there is place for `room`."""
+    shape = list(a.shape)
+    shape[0], shape[axis] = len(a) + len(b), max(a.shape[axis], b.shape[axis], room)
+    both = a.new_full(shape, empty)
+    both[: len(a)].narrow(axis, 0, a.shape[axis]).copy_(a)
+    both[len(a) :].narrow(axis, 0, b.shape[axis]).copy_(b)
+    return both
 
 
 def in_bytes(t: Tensor) -> tuple[Tensor, Tensor]:

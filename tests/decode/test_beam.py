@@ -12,6 +12,7 @@ from regard.decode import Hypothesis, Rules
 from regard.decode.beam import largest, penalty, search
 from regard.decode.engine import Session
 from regard.decode.generate import generate
+from regard.nn.cache import Cache
 from regard.nn.slots import Kept
 from tests.decode.asked import EOS, Asked, Make
 
@@ -108,6 +109,32 @@ def test_batched_is_alone(make: Make, name: str) -> None:
     rules, asked = SEARCHES[name], make(count=5, seed=2)
     for number, found in enumerate(asked.answers(rules)):
         same(asked.part([number]).answers(rules)[0], found)
+
+
+@pytest.mark.parametrize("name", [*SEARCHES, "in bytes"])
+def test_sentences_come_in_where_others_are_done(
+    make: Make, system: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few places for many: they join those that are there, and find what they find alone."""
+    joined: list[tuple[int, int]] = []
+    join = Cache.join
+
+    def watched(self: Cache, other: Cache) -> None:
+        joined.append((self.length, other.length))
+        join(self, other)
+
+    monkeypatch.setattr(Cache, "join", watched)
+    monkeypatch.setattr("regard.decode.workers.SMALL", 0)  # one worker
+    rules = SEARCHES.get(name) or Rules(length=9, method="beam", beam=4, cache="int8")
+    asked = make(count=9, seed=3)
+    for eos in range(0, 11, 2):  # ends that come sooner and later
+        given = asked.model, asked.prompts, asked.sources, rules, eos
+        for ours, wanted in zip(generate(*given, budget=150), asked.answers(rules, eos), strict=True):
+            same(ours, wanted)
+    if system == "window":
+        assert not joined, "a ring of keys is not joined"
+    elif name in ("usual", "hasty", "in bytes"):  # in others all may have the same length
+        assert any(mine != theirs for mine, theirs in joined)
 
 
 def test_stopping_early_is_exact_and_saves_steps(make: Make) -> None:

@@ -57,7 +57,7 @@ def test_the_budget_splits_batches_and_the_order_stays(
     for one, other in zip(found, whole, strict=True):
         assert [h.ids for h in one] == [h.ids for h in other]
     assert len(sizes) > 1 and sum(sizes) == 6 and max(sizes) > 1
-    assert steps[-1] == (6, 6) and len(steps) == len(sizes)
+    assert steps == [(n, 6) for n in range(1, 7)]
 
 
 def test_no_prompts_no_answers(make: Make) -> None:

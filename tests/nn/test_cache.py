@@ -343,6 +343,21 @@ def test_columns_of_dead_beams_are_let_go_of(pads: str, precision: Precision) ->
     assert cache.length == 69 and most <= 2 * 69 + 16, "all of them would be 249"
 
 
+@pytest.mark.parametrize("pattern", [of(Causal), WINDOW])
+def test_what_cannot_be_joined_is_refused(pattern: Any) -> None:
+    model, ids = gpt(pattern=pattern), tokens(2, pads="plain")
+    caches = [begin(model, ids) for _ in range(3)]
+    for cache, each in zip(caches, (3, 2, 1), strict=True):
+        fed(model, ids[:, :4], cache, [])
+        if each > 1:
+            cache.reorder(torch.arange(2).repeat_interleave(each), torch.arange(2))
+    for other, rows in ((caches[1], 2), (caches[2], 1)):
+        with pytest.raises(UsageError, match=f"here 3 and {rows} rows share a source; write them apart"):
+            caches[0].join(other)
+    assert caches[0].joins == (pattern != WINDOW) and not caches[2].joins
+    assert caches[0].batch == 6 and caches[0].columns == 4, "nothing has changed"
+
+
 def test_beams_cannot_be_taken_back() -> None:
     model, cache = gpt(), Cache(1)
     with torch.no_grad():

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.dims import Dims
 from regard.errors import UsageError
+from regard.nn.position.distance import blank
 from regard.nn.position.position import Position
 from regard.spec import part
 
@@ -55,4 +57,14 @@ class Sinusoidal(Position):
 
     def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
         """x + PE(pos)."""
-        return x_BLD + waves(pos_BL.clamp(min=0), x_BLD.shape[-1], self.form).to(x_BLD.dtype)
+        pos_BL, width = pos_BL.clamp(min=0), x_BLD.shape[-1]
+        if _repeats(pos_BL) and (most := int(pos_BL.max()) + 1) < pos_BL.numel():
+            table_LD = waves(torch.arange(most), width, self.form).to(x_BLD.dtype)
+            return x_BLD + F.embedding(pos_BL, table_LD)
+        return x_BLD + waves(pos_BL, width, self.form).to(x_BLD.dtype)
+
+
+def _repeats(pos_BL: Tensor) -> bool:
+    """Whether several rows have positions of their own: then each is computed once. A GPU is not asked."""
+    here = pos_BL.device.type == "cpu" and not torch.compiler.is_compiling()
+    return here and len(pos_BL) > 1 and not blank(pos_BL)
