@@ -26,7 +26,11 @@ def spread(
     shift, most, least = _distances(i_BL, j_BM)
     if shift is not None:  # the distance at column (l, m) is l - m + shift
         wide = max(M, L + shift) + 1 if causal else L + M
-        s_BHLM: Tensor = Shifted.apply(meet(L - 1 + shift, wide), M)
+        rows_BHLR = meet(L - 1 + shift, wide)
+        # a compiler has its own way with gradients
+        s_BHLM: Tensor = (
+            shifted(rows_BHLR, M) if torch.compiler.is_compiling() else Shifted.apply(rows_BHLR, M)
+        )
         return s_BHLM.tril(shift) if causal and not unseen else s_BHLM
     gap_B1LM = (i_BL[:, None, :, None] - j_BM[:, None, None, :]).long()
     count = max(most - (max(least, 0) if causal else least), 0) + 1
@@ -37,19 +41,23 @@ def spread(
     return s_BHLM.masked_fill(gap_B1LM < 0, 0.0) if causal and not unseen else s_BHLM
 
 
-class Shifted(torch.autograd.Function):
+def shifted(x_BHLR: Tensor, M: int) -> Tensor:
     """Rows of R, one after the other, read as rows of one less: what was at column c of row l is at
 
-        m = c - (L - 1) + l,    m < M < R
-
-    A view. Its gradient is laid out as the rows were in one go, all rows of a head together.
+    m = c - (L - 1) + l,    m < M < R
     """
+    (B, H, L, R), x_BHX = x_BHLR.shape, x_BHLR.flatten(2)
+    row, head, _ = x_BHX.stride()
+    return x_BHX.as_strided((B, H, L, M), (row, head, R - 1, 1), x_BHX.storage_offset() + L - 1)
+
+
+class Shifted(torch.autograd.Function):
+    """The same; its gradient is laid out as the rows were in one go, all rows of a head together."""
 
     @staticmethod
     def forward(ctx: Any, x_BHLR: Tensor, M: int) -> Tensor:
-        (B, H, L, R), x_BHX = x_BHLR.shape, x_BHLR.flatten(2)
-        (row, head, _), ctx.wide = x_BHX.stride(), R
-        return x_BHX.as_strided((B, H, L, M), (row, head, R - 1, 1), x_BHX.storage_offset() + L - 1)
+        ctx.wide = x_BHLR.shape[-1]
+        return shifted(x_BHLR, M)
 
     @staticmethod
     def backward(ctx: Any, dy_BHLM: Tensor) -> tuple[Tensor, None]:
