@@ -205,17 +205,15 @@ def searched(begin: Callable[[list[int]], Beams], waiting: Waiting) -> Iterator[
     beams = begin(numbers) if (numbers := waiting.take()) else None
     while beams is not None:
         yield from beams.choose()
-        alive = beams.number_B.tolist()
-        if (beams.joins or not alive) and (numbers := waiting.take(alive)):
+        if not len(beams):
+            beams = None  # before others come, who need as much memory
+            beams = begin(numbers) if (numbers := waiting.take()) else None
+            continue
+        if beams.joins and (numbers := waiting.take(beams.number_B.tolist())):
             fresh = begin(numbers)
-            if not alive:
-                beams = fresh
-                continue
             yield from fresh.choose()
             if len(fresh):
                 beams.join(fresh)
-        elif not alive:
-            return
         beams.step()
 
 

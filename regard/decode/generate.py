@@ -49,9 +49,11 @@ def generate(
     writer = check(model, prompts, sources)
     _check_stop(rules, decode)
     limits = room(writer, prompts, sources, rules)
-    sizes, count = _sizes(prompts, sources, limits, rules), workers(writer)
-    budget, most = budget or max(LEAST, HELD // _bytes_of_token(writer)), -(-len(prompts) // count)
-    waiting = Waiting(sizes, budget, 1 if rules.draft else most)  # who guesses ahead goes alone
+    sizes = _sizes(prompts, sources, limits, rules)
+    count = max(1, min(workers(writer), len(sizes)))
+    budget = budget or max(LEAST, HELD // _bytes_of_token(writer))
+    budget = 1 if rules.draft else budget  # who guesses ahead goes alone
+    lines = [Waiting(dict(list(sizes.items())[worker::count]), budget) for worker in range(count)]
     empty = Hypothesis([], 0.0, 0.0, "" if decode else None, "length")
     answers = {number: [empty] for number, limit in enumerate(limits) if limit <= 0}
 
@@ -63,17 +65,19 @@ def generate(
         starts, read, longest = some(numbers)
         return Beams(Session(writer, starts, read, rules.cache), longest, numbers, rules, eos)
 
-    def write() -> Iterator[tuple[int, list[Hypothesis]]]:
+    def write(worker: int) -> Iterator[tuple[int, list[Hypothesis]]]:
         if rules.method == "beam" and rules.beam > 1:
-            for number, hypotheses in searched(begin, waiting):
+            for number, hypotheses in searched(begin, lines[worker]):
                 yield number, _said(hypotheses, decode)
         else:
-            while numbers := waiting.take():
+            while numbers := lines[worker].take():
                 found = _token_by_token(writer, *some(numbers), rules, eos, decode)
                 yield from zip(numbers, found, strict=True)
 
+    if answers and progress is not None:
+        progress(len(answers), len(prompts))
     with at_rest(writer):
-        for number, hypotheses in side_by_side(write, min(count, len(sizes))):
+        for number, hypotheses in side_by_side(write, count):
             answers[number] = hypotheses
             if progress is not None:
                 progress(len(answers), len(prompts))

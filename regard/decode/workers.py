@@ -1,7 +1,8 @@
 """Batches side by side: small models leave most of a processor idle between their small products.
 
 One thread for each batch uses it better than all threads for each product, as long as the weights are few. No
-answer depends on it, because none depends on its batch. Who is to be answered waits in one line for all.
+answer depends on it, because none depends on its batch. Nor does its last bit depend on which thread was
+quicker: each has a line of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Queue
-from threading import Event, Lock
+from threading import Event
 from typing import TypeVar
 
 import torch
@@ -33,43 +34,41 @@ def workers(model: Model) -> int:
 
 
 class Waiting:
-    """Prompts that wait for a place; several workers take from it.
+    """Prompts that wait for a place.
 
     Options:
         sizes: of each prompt, by its number, in the order in which they come
-        budget: the sizes that a worker has at a time, together
-        most: how many a worker has at a time
+        budget: the most that those who are there may take; each takes the place of the largest, for they are
+            filled up to its length. Who is larger than that by himself comes alone.
     """
 
-    def __init__(self, sizes: dict[int, int], budget: int, most: int) -> None:
-        self.sizes, self.budget, self.most = sizes, budget, most
-        self.numbers, self.lock = deque(sizes), Lock()
+    def __init__(self, sizes: dict[int, int], budget: int) -> None:
+        self.sizes, self.budget, self.numbers = sizes, budget, deque(sizes)
 
     def take(self, alive: Sequence[int] = ()) -> list[int]:
         """Numbers of those who come in beside those who are there, if a quarter of the places is free."""
-        used, taken = sum(self.sizes[number] for number in alive), list[int]()
-        if alive and (4 * used > 3 * self.budget or 4 * len(alive) > 3 * self.most):
+        largest, taken = max((self.sizes[number] for number in alive), default=0), list[int]()
+        if 4 * largest * len(alive) > 3 * self.budget:
             return taken
-        with self.lock:
-            while self.numbers and len(alive) + len(taken) < self.most:
-                used += self.sizes[self.numbers[0]]
-                if used > self.budget and (alive or taken):
-                    break
-                taken.append(self.numbers.popleft())
+        while self.numbers:
+            there, largest = len(alive) + len(taken), max(largest, self.sizes[self.numbers[0]])
+            if there and largest * (there + 1) > self.budget:
+                break
+            taken.append(self.numbers.popleft())
         return taken
 
 
-def side_by_side(work: Callable[[], Iterator[Out]], count: int) -> Iterator[Out]:
-    """What `count` workers find, a thread each, as they find it."""
+def side_by_side(work: Callable[[int], Iterator[Out]], count: int) -> Iterator[Out]:
+    """What workers 0 .. count - 1 find, a thread each, as they find it."""
     if count < 2:
-        yield from work()
+        yield from work(0)
         return
     found, over, threads = Queue[Out | Ended](), Event(), torch.get_num_threads()
 
-    def run() -> None:
+    def run(number: int) -> None:
         error: BaseException | None = None
         try:
-            for item in work():
+            for item in work(number):
                 found.put(item)
                 if over.is_set():
                     break
@@ -78,8 +77,8 @@ def side_by_side(work: Callable[[], Iterator[Out]], count: int) -> Iterator[Out]
         found.put(Ended(error))
 
     with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for _ in range(count):
-            pool.submit(run)
+        for number in range(count):
+            pool.submit(run, number)
         try:
             while count:
                 item = found.get()

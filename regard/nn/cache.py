@@ -154,8 +154,7 @@ class Cache:
         slot = self.slots.get(path)
         if slot is None:
             made = tuple(t.contiguous() for t in make())  # they will be read often
-            self.slots[path] = Kept(self.pack(made), made[0].dtype)
-            return made
+            slot = self.slots[path] = Kept(self.pack(made), made[0].dtype)
         assert isinstance(slot, Kept)
         return self.unpack(slot.state, slot.dtype)
 
@@ -186,7 +185,8 @@ class Cache:
         if tree := self.own_BNM is not None or (sources_B is not None and self._shares):
             held_BNM = self.own_BNM
             if held_BNM is None:
-                held_BNM = torch.ones(self.batch, 1, self.columns, dtype=torch.bool, device=index_N.device)
+                assert self._pos_BM is not None
+                held_BNM = (self._pos_BM[:, None, : self.columns] >= 0).expand(self.batch, -1, -1)
             self.own_BNM = held_BNM.flatten(0, 1).index_select(0, index_N).unflatten(0, (-1, each))
         moved_M = None if unmoved else _moved(of_B, self.sources)
         for slot in self.slots.values():
@@ -200,8 +200,9 @@ class Cache:
             self._pos_BM = self._pos_BM.index_select(0, of_B if tree else index_N)
         if self.memory is not None and not unmoved:
             self.memory = self.memory.pick(of_B)
+        fewer = len(of_B) < self.sources
         self.batch, self.each = len(index_N), each
-        if tree and self.columns >= self._full:
+        if tree and (fewer or self.columns >= self._full):
             self._shed()
 
     @property
@@ -225,10 +226,12 @@ class Cache:
         pos_BM = self._pos_BM[:, :held].expand(self.sources, -1)
         self._pos_BM = stacked(pos_BM, other._pos_BM[:, :theirs].expand(other.sources, -1), 1, empty=-1)
         self.own_BNM = stacked(self.own_BNM, other.own_BNM, 2)
-        for path, slot in self.slots.items():
-            slot.join(other.slots[path], held, theirs)
+        widths = (0, 0)
         if self.memory is not None and other.memory is not None:
-            self.memory = self.memory.join(other.memory)
+            widths = self.memory.width, other.memory.width
+            self.memory = self.memory.cut(widths[0]).join(other.memory.cut(widths[1]))
+        for path, slot in self.slots.items():
+            slot.join(other.slots[path], *(widths if isinstance(slot, Kept) else (held, theirs)))
         self.batch, self.columns, self.plain = self.batch + other.batch, max(held, theirs), False
         self.length = max(self.length, other.length)
 

@@ -46,6 +46,15 @@ class Memory:
         pos_BM = self.pos_BM if self.plain else self.pos_BM.index_select(0, index_N)
         return Memory(self.x_BMD.index_select(0, index_N), pos_BM, self.plain)
 
+    @property
+    def width(self) -> int:
+        """Columns up to the last one that some row fills."""
+        return int((self.pos_BM >= 0).any(0).nonzero().max()) + 1
+
+    def cut(self, width: int) -> Memory:
+        """Only the first columns."""
+        return Memory(self.x_BMD[:, :width], self.pos_BM[:, :width], self.plain)
+
     def join(self, other: Memory) -> Memory:
         """The memory of these rows and of those, filled up to the longer one."""
         mine, theirs = (m.pos_BM.expand(len(m.x_BMD), -1) for m in (self, other))

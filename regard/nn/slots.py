@@ -18,6 +18,11 @@ class Slot:
 
     state: tuple[Tensor, ...] = ()
 
+    @property
+    def used(self) -> int | None:
+        """Columns in use; None: all."""
+        return None
+
     def pick(self, index_N: Tensor) -> None:
         """Keep these rows, in this order."""
         self.state = tuple(t.index_select(0, index_N) for t in self.state)
@@ -25,7 +30,7 @@ class Slot:
     def fill(self, index_N: Tensor, moved_M: Tensor) -> None:
         """The same where only these of the rows stand elsewhere now: they are written over those that go."""
         for t in self.state:
-            t[moved_M] = t[index_N[moved_M]]
+            t[moved_M, :, : self.used] = t[index_N[moved_M], :, : self.used]
         self.state = tuple(t[: len(index_N)] for t in self.state)
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
@@ -56,7 +61,8 @@ class Kept(Slot):
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
         """Sources of another length are filled up: the memory says which columns are none."""
-        self.state = tuple(stacked(a, b, 2) for a, b in zip(self.state, other.state, strict=True))
+        pairs = zip(self.state, other.state, strict=True)
+        self.state = tuple(stacked(a[:, :, :held], b[:, :, :theirs], 2) for a, b in pairs)
 
     def check(self, next_B: Tensor, path: str) -> None:
         """It does not depend on the tokens."""
@@ -76,11 +82,16 @@ class Every(Slot):
         self.cache, self.shared = cache, shared
         self.other: tuple[Tensor, ...] = ()  # rows are moved from one pair of buffers to the other
 
+    @property
+    def used(self) -> int | None:
+        """Columns written so far, or all, if static."""
+        return None if self.cache.capacity is not None else self.cache.columns
+
     def pick(self, index_N: Tensor) -> None:
         """Keep these rows, in this order; columns not yet written are not moved."""
         if any(t.requires_grad for t in self.state):  # `out=` below has no gradient
             return super().pick(index_N)
-        used = self.state[0].shape[2] if self.cache.capacity is not None else self.cache.columns
+        used = self.used
         shape = (len(index_N), *self.state[0].shape[1:])
         if not self.other or self.other[0].shape != shape:
             self.other = tuple(t.new_empty(len(index_N), *t.shape[1:]) for t in self.state)
@@ -110,7 +121,8 @@ class Every(Slot):
             place_BGNMK = room[:, :, end - new : end].unflatten(2, (each, -1))
             place_BGNMK.copy_(t.unflatten(0, (-1, each)).transpose(1, 2))
         if end == new:  # nothing before: what is new is all there is
-            return k_BGMK, v_BGMK, self.cache.new_BL
+            k, v = self.cache.unpack(given, k_BGMK.dtype)
+            return k, v, self.cache.new_BL
         kept = self.state if self.cache.capacity is not None else tuple(t[:, :, :end] for t in self.state)
         k, v = self.cache.unpack(kept, k_BGMK.dtype)
         assert self.cache.seen_BM is not None
@@ -150,16 +162,17 @@ class Ring(Slot):
         """Return what was there and what is new; then let the new overwrite the oldest."""
         B, L = k_BGMK.shape[0], k_BGMK.shape[2]
         pos_BL, given = self.cache.new_BL.expand(B, L), self.cache.pack((k_BGMK, v_BGMK))
+        new = self.cache.unpack(given, k_BGMK.dtype)  # as they will be read later
         if self.pos_BM is None:
             self.pos_BM = pos_BL.new_full((B, self.size + 1), -1)
             self.state = tuple(t.new_zeros(B, t.shape[1], self.size + 1, t.shape[3]) for t in given)
             self._write(given, pos_BL)
-            return k_BGMK, v_BGMK, self.cache.new_BL
+            return new[0], new[1], self.cache.new_BL
         if L == 1:  # the key it overwrites is out of reach
             self._write(given, pos_BL)
             return self._view(k_BGMK.dtype)
         k, v, j = self._view(k_BGMK.dtype)
-        both = torch.cat([k, k_BGMK], 2), torch.cat([v, v_BGMK], 2), torch.cat([j, pos_BL], 1)
+        both = torch.cat([k, new[0]], 2), torch.cat([v, new[1]], 2), torch.cat([j, pos_BL], 1)
         self._write(given, pos_BL)
         return both
 
@@ -254,12 +267,15 @@ def grown(
 
 
 def stacked(a: Tensor, b: Tensor, axis: int, empty: int = 0, room: int = 0) -> Tensor:
-    """The rows of both; along `axis`, what one of them lacks is `empty`, and there is place for `room`."""
+    """The rows of both; along `axis`, what one of them lacks is `empty`, and there is place for `room`,
+    where nothing is written yet.
+    """
     shape = list(a.shape)
     shape[0], shape[axis] = len(a) + len(b), max(a.shape[axis], b.shape[axis], room)
-    both = a.new_full(shape, empty)
-    both[: len(a)].narrow(axis, 0, a.shape[axis]).copy_(a)
-    both[len(a) :].narrow(axis, 0, b.shape[axis]).copy_(b)
+    both, most = a.new_empty(shape), max(a.shape[axis], b.shape[axis])
+    for rows, t in ((both[: len(a)], a), (both[len(a) :], b)):
+        rows.narrow(axis, 0, t.shape[axis]).copy_(t)
+        rows.narrow(axis, t.shape[axis], most - t.shape[axis]).fill_(empty)
     return both
 
 

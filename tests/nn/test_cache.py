@@ -18,7 +18,7 @@ from regard.nn.cache import Cache, Precision
 from regard.nn.context import Memory, places
 from regard.nn.pattern import AllOf, AnyOf, Causal, PerHead, Prefix, Window
 from regard.nn.position import Alibi, Rotary
-from regard.nn.slots import Every, Ring
+from regard.nn.slots import Every, Kept, Ring
 from regard.spec import of
 
 WINDOW = of(Window, width=5)
@@ -341,6 +341,42 @@ def test_columns_of_dead_beams_are_let_go_of(pads: str, precision: Precision) ->
             most = max(most, cache.columns)
             assert cache.length == alone.length and cache.next_B.tolist() == alone.next_B.tolist()
     assert cache.length == 69 and most <= 2 * 69 + 16, "all of them would be 249"
+
+
+def test_columns_of_those_who_left_are_let_go_of() -> None:
+    """One long prompt beside short ones: when it has left, the others are as short as if it never came."""
+    model, cache = gpt(length=120), Cache(3)
+    ids = torch.full((3, 60), -1)
+    ids[0], ids[1:, 57:] = tokens(1, 60, "plain")[0], tokens(2, 3, "plain")
+    with torch.no_grad():
+        model(ids, cache=cache)
+        cache.reorder(torch.arange(3).repeat_interleave(2), torch.arange(3))
+        model(tokens(6, 1, "plain"), cache=cache)
+        assert cache.columns == 62
+        cache.reorder(torch.tensor([2, 3, 4, 5]), torch.tensor([1, 2]))
+        assert cache.columns == 3 + 2
+        assert cache.next_B.tolist() == [4] * 4
+
+
+def test_sources_of_those_who_left_are_let_go_of() -> None:
+    """One long source beside short ones: when it has left, those who join need not be as long."""
+    model = lively(regard.system("vanilla", vocab=13, width=16, heads=4, layers=2, length=48))
+    assert isinstance(model, EncoderDecoder)
+    caches = []
+    for lengths in ((30, 4, 6), (5, 3)):
+        ids, some = torch.full((len(lengths), max(lengths)), -1), torch.arange(len(lengths))
+        for row, length in enumerate(lengths):
+            ids[row, :length] = tokens(1, length, "plain")[0]
+        caches.append(cache := model.cache(len(lengths)))
+        with torch.no_grad():
+            cache.memory = model.encode(ids)
+            model(None, tokens(len(lengths), 1, "plain"), cache=cache)
+        cache.reorder(some.repeat_interleave(2), some)
+    caches[0].reorder(torch.tensor([2, 3, 4, 5]), torch.tensor([1, 2]))
+    caches[0].join(caches[1])
+    assert caches[0].memory is not None and caches[0].memory.x_BMD.shape[:2] == (4, 6)
+    held = [slot.state[0].shape[2] for slot in caches[0].slots.values() if isinstance(slot, Kept)]
+    assert held and set(held) == {6}
 
 
 @pytest.mark.parametrize("pattern", [of(Causal), WINDOW])

@@ -82,6 +82,23 @@ def test_bytes_do_not_depend_on_how_they_are_held(kind: str, pads: str) -> None:
         assert (torch.cat(got, 1) - wanted)[ids >= 0].abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "vanilla"])
+@pytest.mark.parametrize("pads", ["left", "plain"])
+def test_bytes_do_not_depend_on_how_tokens_are_cut(kind: str, pads: str) -> None:
+    """What is new is read as it will be read later; else a longer batch-mate, whose prompt is cut elsewhere,
+    would change an answer by what rounding to bytes changes.
+    """
+    built = (model("vanilla") if kind == "vanilla" else model(**KINDS[kind])).double()
+    ids, said = tokens(3, pads=pads), []
+    for cuts in (list(range(1, 18)), [7], [3, 4, 11], []):
+        cache = built.cache(3, precision="int8")
+        if isinstance(built, EncoderDecoder):
+            cache.memory = begin(built, ids).memory
+        said.append(fed(built, ids, cache, cuts))
+    for other in said[1:]:
+        assert (other - said[0])[ids >= 0].abs().max() < 1e-9
+
+
 @pytest.mark.parametrize("name", ["gpt", "memory_compressed", "vanilla"])
 def test_bytes_are_near_the_whole(name: str) -> None:
     """Large random weights: what rounding changes is small against what the model says."""
