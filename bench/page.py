@@ -101,12 +101,13 @@ def spans(found: dict[str, Any]) -> list[str]:
     lines = [
         "### adaptive span, forward + backward",
         "",
-        "| | ms | mean span | shorter | faster | short of |",
+        "| | ms | mean span | shorter | faster | short of | seen | short of |",
     ]
-    lines.append("|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for row in found["rows"]:
         cells = [row["row"], f"{row['ms']:,.0f}", f"{row['mean_span']:,.0f}"]
         cells += [f"{row[key]:.2f}x" for key in ("shorter", "faster", "short_of")]
+        cells += [f"{row['seen']:,.0f}", f"{row['short_of_seen']:.2f}x"]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
 

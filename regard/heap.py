@@ -29,7 +29,7 @@ def keep_memory() -> bool:
     except (OSError, AttributeError, TypeError):
         return False
     return bool(
-        mallopt(M_MMAP_THRESHOLD, 1 << 30) and mallopt(M_TRIM_THRESHOLD, -1) and mallopt(M_ARENA_MAX, 1)
+        mallopt(M_MMAP_THRESHOLD, (1 << 31) - 1) and mallopt(M_TRIM_THRESHOLD, -1) and mallopt(M_ARENA_MAX, 1)
     )
 
 

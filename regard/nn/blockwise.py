@@ -28,6 +28,7 @@ from regard.nn.sums import fused, shared
 from regard.nn.uncompiled import uncompiled
 
 NEVER = float("-inf")
+LEAST = 32  # tokens in a block
 SMALL = 2**24  # bytes: what is freed below this is used again, larger memory must be asked for each time
 
 
@@ -122,6 +123,18 @@ def _blocks(
         own = named(set(row) - {-1} for row in names[rows].tolist())
         found.append(Piece(lanes, apart, own, block, rows))
     return found
+
+
+def fitting(pattern: Pattern, block: int, whole: bool) -> int:
+    """Tokens of a block: what a short reach brings together in large ones is mostly not seen.
+
+    Small ones cost more calls, which counts where the kernel does the whole; scores that are written out cost
+    by their number.
+    """
+    if pattern.reach is None or block <= LEAST:
+        return block
+    part = pattern.reach // (2 if whole else 8)
+    return int(max(LEAST, min(block, 2 ** (part.bit_length() - 1)))) if part else LEAST
 
 
 def share(pattern: Pattern, length: int, block: int) -> float:
@@ -233,6 +246,8 @@ def _one(
 ) -> Tensor:
     """All heads by one pattern, or by one that only a mask can tell apart."""
     (B, H, L, _), scale = q_BHLK.shape, score.scale_of(q_BHLK)
+    whole = score.is_dot and (position is None or not (position.biased or position.valued))
+    block = fitting(pattern, block, whole)
     cut = cast(list[Piece], ctx.once(("pieces", pattern, L, block), lambda: pieces(pattern, L, block)))
     looks = [_look(p, H, B, ctx, pattern, position, raw_BHLK) for p in cut]
     written = not score.is_dot or any(one.more is not None for one in looks)

@@ -17,7 +17,7 @@ from regard.dims import Dims
 from regard.laws import lively
 from regard.laws.asking import tokens
 from regard.nn.attend import attend
-from regard.nn.blockwise import Piece, pieces, share
+from regard.nn.blockwise import Piece, fitting, pieces, share
 from regard.nn.context import Context, How, places, plain_places
 from regard.nn.pattern import (
     AnyOf,
@@ -112,6 +112,27 @@ def test_with_biases_and_what_is_read_besides(name: str, position: Any) -> None:
     place = position(DIMS).double()
     found = run(PATTERNS[name], "blockwise", "left", 2, place)
     assert apart(found, run(PATTERNS[name], "explicit", "left", 2, place)) < 1e-9
+
+
+@pytest.mark.parametrize("position", [None, Alibi, Shaw])
+@pytest.mark.parametrize("name", [*PATTERNS])
+def test_short_reaches_have_blocks_that_fit(
+    name: str, position: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of one layer may have blocks of different sizes."""
+    monkeypatch.setattr(regard.nn.attend, "BLOCK", 64)
+    monkeypatch.setattr(regard.nn.blockwise, "LEAST", 4)
+    place = None if position is None else position(DIMS).double()
+    found = run(PATTERNS[name], "blockwise", "left", 2, place)
+    assert apart(found, run(PATTERNS[name], "explicit", "left", 2, place)) < 1e-9
+
+
+def test_a_block_is_at_most_as_long_as_half_the_reach() -> None:
+    sizes = [fitting(Window(DIMS, width), 128, True) for width in (1, 64, 100, 128, 255, 256, 2000)]
+    assert sizes == [32, 32, 32, 64, 64, 128, 128]
+    sizes = [fitting(Window(DIMS, width), 128, False) for width in (1, 100, 511, 512, 1023, 1024, 9000)]
+    assert sizes == [32, 32, 32, 64, 64, 128, 128], "or an eighth, where scores are written out"
+    assert fitting(Causal(DIMS), 128, True) == 128 and fitting(Window(DIMS, 1), 16, True) == 16
 
 
 @pytest.mark.parametrize("name", ["strided", "fixed", "by head"])
