@@ -101,6 +101,7 @@ def test_who_shares_a_batch_does_not_depend_on_who_is_quick(
     monkeypatch.setattr(Beams, "step", wait)
     generate(asked.model, asked.prompts, asked.sources, rules, EOS, budget=60)
     assert sorted(begun[0]) == sorted(begun[1]) and len(begun[0]) > 3
+    assert sorted(n for batch in begun[0] for n in batch) == list(range(12)), "each of them once"
 
 
 def test_large_models_go_one_after_the_other(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
