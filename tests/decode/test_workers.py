@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,3 +110,29 @@ def test_large_models_go_one_after_the_other(make: Make, monkeypatch: pytest.Mon
     assert workers(model) == 3
     monkeypatch.setattr("regard.decode.workers.SMALL", 10)
     assert workers(model) == 1
+
+
+def test_a_search_that_is_over_is_let_go_of_before_the_next_begins(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two caches at a time would need twice the memory."""
+    asked, usual, there = make(count=6), Beams.__init__, list[weakref.ref[Beams]]()
+
+    def begin(self: Beams, *rest: Any) -> None:
+        assert not any(one() is not None for one in there), "the one before is still held"
+        usual(self, *rest)
+        there.append(weakref.ref(self))
+
+    monkeypatch.setattr("regard.decode.workers.SMALL", 0)  # one after the other
+    monkeypatch.setattr(Beams, "__init__", begin)
+    rules = Rules(length=5, method="beam", beam=2)
+    generate(asked.model, asked.prompts, asked.sources, rules, EOS, budget=1)
+    assert len(there) == 6
+
+
+def test_progress_is_told_of_answers_that_have_no_room(make: Make) -> None:
+    asked, told = make(count=3), list[tuple[int, int]]()
+    generate(
+        asked.model, asked.prompts, asked.sources, Rules(length=0), EOS, progress=lambda *a: told.append(a)
+    )
+    assert told == [(3, 3)]
