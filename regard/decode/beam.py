@@ -34,6 +34,9 @@ from regard.decode.workers import Waiting
 from regard.nn.slots import stacked
 
 
+NEAR = 2**20  # logits that are looked at while they are near, 4 MiB
+
+
 def penalty(length: int, alpha: float) -> float:
     """lp(Y) for an answer of this many tokens."""
     return float(((5 + length) / 6) ** alpha)
@@ -112,6 +115,7 @@ class Beams:
         self.alive_BN = torch.zeros(size, 1, dtype=torch.float64, device=device)  # log p
         self.token_BN = torch.empty(size, 1, dtype=torch.int64, device=device)  # chosen, not yet read
         self.ids_BNL = torch.empty(size, 1, 0, dtype=torch.int64, device=device)
+        self.words, self.x_N1D = session.logits_NV.shape[-1], torch.empty(0)  # until the first step
         none_BN = torch.full((size, rules.nbest), -torch.inf, dtype=torch.float64, device=device)
         self.pool = Pool(none_BN, none_BN, torch.full((size, rules.nbest, max(limits)), -1, device=device))
 
@@ -121,27 +125,28 @@ class Beams:
     @property
     def joins(self) -> bool:
         """Whether sentences that have just made their first choice can join."""
-        words = self.session.logits_NV.shape[-1] - (self.eos is not None)
+        words = self.words - (self.eos is not None)
         return words >= self.rules.beam and self.session.cache.joins
 
     def step(self) -> None:
         """Read the tokens that were chosen."""
-        self.session.step(self.token_BN.flatten())
+        self.x_N1D = self.session.states(self.token_BN.flatten())
 
     def choose(self) -> list[tuple[int, list[Hypothesis]]]:
         """Choose the next token of every hypothesis. Who is done then leaves, and is returned."""
         rules, eos = self.rules, self.eos
         self.length_B = self.length_B + 1
-        barred_B = self.length_B <= rules.min_length if rules.min_length and eos is not None else None
-        logits_NV = self.session.logits_NV
-        logp_BC, parent_BC, token_BC = candidates(logits_NV, self.alive_BN, rules.beam, eos, barred_B)
+        logp_BC, parent_BC, token_BC = self._candidates()
         ends_BC = torch.zeros_like(token_BC, dtype=torch.bool) if eos is None else token_BC == eos
         if bool(ends_BC.any()):
             ended_BC = logp_BC.masked_fill(~ends_BC, -torch.inf)
             score_BC = ended_BC / _penalties(self.length_B, rules.alpha)[:, None]
-            self.pool.add(score_BC, ended_BC, _rows(self.ids_BNL, parent_BC))
+            score_BX, which_BX = score_BC.topk(min(rules.nbest, score_BC.shape[1]), dim=1)  # more need no place
+            ids_BXL = _rows(self.ids_BNL, parent_BC.gather(1, which_BX))
+            self.pool.add(score_BX, ended_BC.gather(1, which_BX), ids_BXL)
             self.ended_B = self.ended_B + (ended_BC[:, : rules.beam] > -torch.inf).sum(1)
-        width = max(1, min(rules.beam, self.alive_BN.shape[1] * (logits_NV.shape[-1] - (eos is not None))))
+        before = self.alive_BN.shape[1]
+        width = max(1, min(rules.beam, before * (self.words - (eos is not None))))
         self.alive_BN, which_BN = logp_BC.masked_fill(ends_BC, -torch.inf).topk(width, dim=1)
         parent_BN, self.token_BN = parent_BC.gather(1, which_BN), token_BC.gather(1, which_BN)
         self.ids_BNL = torch.cat([_rows(self.ids_BNL, parent_BN), self.token_BN[..., None]], -1)
@@ -149,10 +154,25 @@ class Beams:
         done = [self._answers(place) for place in over_B.nonzero()[:, 0].tolist()]
         stay_B = _staying(over_B)
         if len(stay_B):
-            _move(self.session, parent_BN, stay_B)
+            _move(self.session, parent_BN, before, stay_B)
         if done:
             self._leave(stay_B)
         return done
+
+    def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The best continuations, some sentences at a time: so logits stay near the processor."""
+        rules, eos, (size, each) = self.rules, self.eos, self.alive_BN.shape
+        barred_B = self.length_B <= rules.min_length if rules.min_length and eos is not None else None
+        some, found = max(1, NEAR // (each * self.words)), []
+        for start in range(0, size, some):
+            here = slice(start, start + some)
+            rows = slice(start * each, (start + some) * each)
+            new = len(self.x_N1D) > 0
+            logits_NV = self.session.logits(self.x_N1D[rows]) if new else self.session.logits_NV[rows]
+            barred = None if barred_B is None else barred_B[here]
+            found.append(candidates(logits_NV, self.alive_BN[here], rules.beam, eos, barred))
+        logp_BC, parent_BC, token_BC = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return logp_BC, parent_BC, token_BC
 
     def join(self, other: Beams) -> None:
         """Go on with these sentences and those, which have chosen, too."""
@@ -270,11 +290,9 @@ def _staying(over_B: Tensor) -> Tensor:
     return stay_B
 
 
-def _move(session: Session, parent_BN: Tensor, stay_B: Tensor) -> None:
-    """Let the session's rows be the alive hypotheses of the sentences that stay."""
-    B = len(parent_BN)
-    before = len(session.logits_NV) // B
-    first_B1 = torch.arange(B, device=parent_BN.device)[:, None] * before
+def _move(session: Session, parent_BN: Tensor, before: int, stay_B: Tensor) -> None:
+    """Let the session's rows, `before` of each sentence, be the alive hypotheses of those that stay."""
+    first_B1 = torch.arange(len(parent_BN), device=parent_BN.device)[:, None] * before
     session.keep((first_B1 + parent_BN)[stay_B].flatten(), stay_B)
 
 

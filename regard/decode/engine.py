@@ -52,6 +52,16 @@ class Session:
         with torch.no_grad():
             self.logits_NV = (self.model.quick or step)(self.model, ids_N, self.cache)
 
+    def states(self, ids_N: Tensor) -> Tensor:
+        """The same without logits, for who makes them of some rows at a time: the states of all rows."""
+        with torch.no_grad():
+            return self.model.states(ids_N[:, None], cache=self.cache)
+
+    def logits(self, x_N1D: Tensor) -> Tensor:
+        """Logits of the next token, from the states of some rows."""
+        with torch.no_grad():
+            return answer(self.model, x_N1D)
+
     def read(self, ids: Sequence[int]) -> Tensor:
         """Append several tokens to the only row: the logits after each of them, (L, V)."""
         with torch.no_grad():

@@ -64,14 +64,16 @@ def side_by_side(work: Callable[[int], Iterator[Out]], count: int) -> Iterator[O
         yield from work(0)
         return
     found, over, threads = Queue[Out | Ended](), Event(), torch.get_num_threads()
+    half, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")  # said of a thread alone
 
     def run(number: int) -> None:
         error: BaseException | None = None
         try:
-            for item in work(number):
-                found.put(item)
-                if over.is_set():
-                    break
+            with torch.autocast("cpu", dtype, enabled=half):
+                for item in work(number):
+                    found.put(item)
+                    if over.is_set():
+                        break
         except BaseException as raised:
             error = raised
         found.put(Ended(error))

@@ -6,8 +6,8 @@ That one rule serves padding, preallocated columns not yet written, and the ring
 
 Beams are a tree: the hypotheses of a sentence share their past, and a new choice of them changes who descends
 from whom. So nothing is moved: the columns of all of them stand together, once for each sentence, and a table
-says which of them each hypothesis descends from. Columns from which nobody descends any more are let go of
-when they have become the most.
+says which of them each hypothesis descends from. Columns from which nobody descends any more are written over,
+and let go of when they have become the most.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import UsageError
@@ -23,7 +24,6 @@ from regard.nn.context import Memory
 from regard.nn.slots import Every, Kept, Placed, Ring, Slot, Swapped, grown, in_bytes, stacked
 
 Precision = Literal["full", "int8"]
-SLACK = 4  # tokens of each beam that may be written until it is looked who is needed
 
 
 class Cache:
@@ -50,7 +50,8 @@ class Cache:
         self.columns = 0  # as many, or those of all rows that share a source
         self.each = 1  # rows that share a source
         self.own_BNM: Tensor | None = None  # which columns of its source each row descends from; None: all
-        self._full = 0  # columns at which it is worth looking which of them are needed
+        self.before = 0  # columns before the call at hand
+        self.place_BM: Tensor | None = None  # where its beams write; None: behind all columns
         self.plain = True  # no padding so far: every row holds positions 0 .. length - 1
         self.memory: Memory | None = None
         self.slots: dict[str, Slot] = {}
@@ -81,22 +82,33 @@ class Cache:
             )
         self.plain = self.plain and plain
         self._new_BL, self.length = pos_BL, self.length + new
+        start = self.before = self.columns
+        self.columns, self.place_BM = start + new, None
         if self.own_BNM is not None:
-            pos_BL = self._grow(pos_BL)
-        start, self.columns = self.columns, self.columns + pos_BL.shape[1]
-        self._pos_BM = grown(self._pos_BM, start, pos_BL.shape[1], 1, pos_BL, self.capacity, empty=-1)
+            self.place_BM = self._free(start, new)
+            pos_BL = pos_BL.expand(self.batch, -1).reshape(self.sources, -1)
+        self._pos_BM = grown(self._pos_BM, start, self.columns - start, 1, pos_BL, self.capacity, empty=-1)
         if pos_BL.shape[0] > self._pos_BM.shape[0]:
             self._pos_BM = self._pos_BM.expand(pos_BL.shape[0], -1).clone()
-        self._pos_BM[:, start : self.columns] = pos_BL
+        if self.place_BM is None:
+            self._pos_BM[:, start : self.columns] = pos_BL
+        else:
+            self._pos_BM[:, start : self.columns] = -1
+            self._pos_BM.scatter_(1, self.place_BM, pos_BL)
         self._seen_BM = self._pos_BM if self.capacity is not None else self._pos_BM[:, : self.columns]
 
-    def _grow(self, pos_BL: Tensor) -> Tensor:
-        """Every row has new columns of its own; where they stand, those of a source one after the other."""
+    def _free(self, held: int, new: int) -> Tensor:
+        """Where the new tokens of all rows stand, those of a row one after the other: in the first columns
+        of their source from which nobody descends, or behind them.
+        """
         assert self.own_BNM is not None
-        new_NM = torch.eye(self.each, dtype=torch.bool, device=pos_BL.device)
-        new_NM = new_NM.repeat_interleave(pos_BL.shape[1], 1)
-        self.own_BNM = torch.cat([self.own_BNM, new_NM.expand(len(self.own_BNM), -1, -1)], -1)
-        return pos_BL.repeat(1, self.each) if len(pos_BL) == 1 else pos_BL.reshape(len(self.own_BNM), -1)
+        live_BM = self.own_BNM.any(1)
+        self.columns = max(held, int(live_BM.sum(1).max()) + self.each * new)
+        wider = (0, self.columns - held)
+        place_BM = F.pad(live_BM, wider).byte().argsort(dim=1, stable=True)[:, : self.each * new]
+        mine_BNL = place_BM.unflatten(1, (self.each, new))
+        self.own_BNM = F.pad(self.own_BNM, wider).scatter_(2, mine_BNL, True)
+        return place_BM
 
     def buffers(self) -> Iterator[tuple[Tensor, int]]:
         """What has a column for each token, and along which axis."""
@@ -202,7 +214,7 @@ class Cache:
             self.memory = self.memory.pick(of_B)
         fewer = len(of_B) < self.sources
         self.batch, self.each = len(index_N), each
-        if tree and (fewer or self.columns >= self._full):
+        if tree and fewer:
             self._shed()
 
     @property
@@ -240,7 +252,6 @@ class Cache:
         assert self.own_BNM is not None and self._pos_BM is not None
         live_BM = self.own_BNM.any(1)
         most = int(live_BM.sum(1).max())
-        self._full = 2 * most + SLACK * self.each
         if 2 * most > self.columns:
             return
         kept_BM = live_BM.byte().argsort(dim=1, descending=True, stable=True)[:, :most]

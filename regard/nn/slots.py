@@ -112,19 +112,36 @@ class Every(Slot):
 
     def extend(self, k_BGMK: Tensor, v_BGMK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Write the new columns; return all that are in use (or all there are, if static)."""
-        each = self.cache.each if self.cache.own_BNM is not None else 1  # rows that stand together
-        end, new = self.cache.columns, each * k_BGMK.shape[2]
         given = self.cache.pack((k_BGMK, v_BGMK))
+        if self.cache.place_BM is not None:
+            return self._place(given, self.cache.place_BM, k_BGMK.dtype)
+        end, new = self.cache.columns, k_BGMK.shape[2]
         pairs = zip(self.state or (None,) * len(given), given, strict=True)
         self.state = tuple(grown(s, end - new, new, 2, t, self.cache.capacity) for s, t in pairs)
         for room, t in zip(self.state, given, strict=True):
-            place_BGNMK = room[:, :, end - new : end].unflatten(2, (each, -1))
-            place_BGNMK.copy_(t.unflatten(0, (-1, each)).transpose(1, 2))
+            room[:, :, end - new : end] = t
         if end == new:  # nothing before: what is new is all there is
             k, v = self.cache.unpack(given, k_BGMK.dtype)
             return k, v, self.cache.new_BL
-        kept = self.state if self.cache.capacity is not None else tuple(t[:, :, :end] for t in self.state)
-        k, v = self.cache.unpack(kept, k_BGMK.dtype)
+        return self._all(k_BGMK.dtype)
+
+    def _place(
+        self, given: tuple[Tensor, ...], place_BM: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for beams, which write where nobody of their source descends from what stands there."""
+        end, row_B1 = self.cache.columns, torch.arange(len(place_BM), device=place_BM.device)[:, None]
+        more = end - self.cache.before
+        self.state = tuple(grown(t, self.cache.before, more, 2, t, None) for t in self.state)
+        for room, t in zip(self.state, given, strict=True):
+            if more > 0:  # not every source fills them, and what is no number would spoil a sum
+                room[:, :, self.cache.before : end] = 0
+            t_BNLGK = t.unflatten(0, (len(place_BM), -1)).transpose(2, 3)
+            room[row_B1, :, place_BM] = t_BNLGK.flatten(1, 2)
+        return self._all(dtype)
+
+    def _all(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """All that is in use, as it is read."""
+        k, v = self.cache.unpack(tuple(t[:, :, : self.used] for t in self.state), dtype)
         assert self.cache.seen_BM is not None
         return k, v, self.cache.seen_BM
 

@@ -192,13 +192,13 @@ def test_fewer_answers_than_asked_for_if_there_are_no_more(make: Make) -> None:
 def test_finished_sentences_leave_the_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = make(count=4)
     sizes: list[int] = []
-    step = Session.step
+    states = Session.states
 
-    def counted(self: Session, ids_N: torch.Tensor) -> None:
+    def counted(self: Session, ids_N: torch.Tensor) -> torch.Tensor:
         sizes.append(len(ids_N))
-        step(self, ids_N)
+        return states(self, ids_N)
 
-    monkeypatch.setattr(Session, "step", counted)
+    monkeypatch.setattr(Session, "states", counted)
     generate(asked.model, asked.prompts, asked.sources, Rules(method="beam", beam=3))
     # sources of 1 to 4 tokens may have answers of 51 to 54; the last token of each is not read
     assert sizes == [12] * 50 + [9, 6, 3]
@@ -218,21 +218,32 @@ def test_the_largest_are_found_piece_by_piece(vocab: int, count: int) -> None:
         assert torch.equal(ours, wanted)
 
 
+@pytest.mark.parametrize("near", [1, 70])
+def test_logits_of_some_sentences_at_a_time(make: Make, near: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence at a time, or two: the answers are those of all at once."""
+    asked, rules = make(count=5), Rules(method="beam", beam=3, length=8, min_length=2, nbest=2)
+    wanted = asked.answers(rules, EOS)
+    monkeypatch.setattr("regard.decode.beam.NEAR", near)
+    for ours, theirs in zip(asked.answers(rules, EOS), wanted, strict=True):
+        same(ours, theirs)
+
+
 def test_beams_share_what_comes_from_their_source(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values of a source stand once in the cache, however many beams look at them."""
     asked = make(count=4)
     if asked.sources is None:
         return
     held: list[tuple[int, int, int]] = []
-    step = Session.step
+    states = Session.states
 
-    def watched(self: Session, ids_N: torch.Tensor) -> None:
-        step(self, ids_N)
+    def watched(self: Session, ids_N: torch.Tensor) -> torch.Tensor:
+        x_N1D = states(self, ids_N)
         assert self.cache.memory is not None
         kept = [slot.state[0] for slot in self.cache.slots.values() if isinstance(slot, Kept)]
         held.append((len(ids_N), len(self.cache.memory.x_BMD), len(kept[0])))
+        return x_N1D
 
-    monkeypatch.setattr(Session, "step", watched)
+    monkeypatch.setattr(Session, "states", watched)
     for eos in range(11):
         asked.answers(Rules(method="beam", beam=3, length=12), eos)
     assert held and all(rows == 3 * sources == 3 * kept for rows, sources, kept in held)

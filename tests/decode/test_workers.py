@@ -51,6 +51,15 @@ def test_each_worker_has_a_thread_of_its_own() -> None:
     assert torch.get_num_threads() == 3
 
 
+def test_workers_are_as_precise_as_who_asks() -> None:
+    def work(worker: int) -> Iterator[torch.dtype]:
+        yield (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+    assert set(side_by_side(work, 3)) == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert set(side_by_side(work, 3)) == {torch.bfloat16}
+
+
 def test_what_goes_wrong_is_raised_and_threads_are_given_back() -> None:
     made = []
 

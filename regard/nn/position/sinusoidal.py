@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -59,9 +60,14 @@ class Sinusoidal(Position):
         """x + PE(pos)."""
         pos_BL, width = pos_BL.clamp(min=0), x_BLD.shape[-1]
         if _repeats(pos_BL) and (most := int(pos_BL.max()) + 1) < pos_BL.numel():
-            table_LD = waves(torch.arange(most), width, self.form).to(x_BLD.dtype)
-            return x_BLD + F.embedding(pos_BL, table_LD)
+            return x_BLD + F.embedding(pos_BL, _table(-(-most // 64) * 64, width, self.form).to(x_BLD.dtype))
         return x_BLD + waves(pos_BL, width, self.form).to(x_BLD.dtype)
+
+
+@lru_cache(maxsize=16)
+def _table(count: int, width: int, form: Form) -> Tensor:
+    """The first positions: made once, for beams ask for them at every step."""
+    return waves(torch.arange(count), width, form)
 
 
 def _repeats(pos_BL: Tensor) -> bool:
