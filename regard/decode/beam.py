@@ -33,7 +33,6 @@ from regard.decode.rules import Hypothesis, Rules
 from regard.decode.workers import Waiting
 from regard.nn.slots import stacked
 
-
 NEAR = 2**20  # logits that are looked at while they are near, 4 MiB
 
 
@@ -141,7 +140,8 @@ class Beams:
         if bool(ends_BC.any()):
             ended_BC = logp_BC.masked_fill(~ends_BC, -torch.inf)
             score_BC = ended_BC / _penalties(self.length_B, rules.alpha)[:, None]
-            score_BX, which_BX = score_BC.topk(min(rules.nbest, score_BC.shape[1]), dim=1)  # more need no place
+            wanted = min(rules.nbest, score_BC.shape[1])  # no place for more
+            score_BX, which_BX = score_BC.topk(wanted, dim=1)
             ids_BXL = _rows(self.ids_BNL, parent_BC.gather(1, which_BX))
             self.pool.add(score_BX, ended_BC.gather(1, which_BX), ids_BXL)
             self.ended_B = self.ended_B + (ended_BC[:, : rules.beam] > -torch.inf).sum(1)

@@ -6,8 +6,8 @@ That one rule serves padding, preallocated columns not yet written, and the ring
 
 Beams are a tree: the hypotheses of a sentence share their past, and a new choice of them changes who descends
 from whom. So nothing is moved: the columns of all of them stand together, once for each sentence, and a table
-says which of them each hypothesis descends from. Columns from which nobody descends any more are written over,
-and let go of when they have become the most.
+says which of them each hypothesis descends from. Columns from which nobody descends any more are written
+over, and let go of when they have become the most.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ class Slot:
     """One address in the cache."""
 
     state: tuple[Tensor, ...] = ()
+    whole: tuple[Tensor, ...] = ()  # buffers whose first rows the state is, after rows have gone
 
     @property
     def used(self) -> int | None:
@@ -31,7 +32,24 @@ class Slot:
         """The same where only these of the rows stand elsewhere now: they are written over those that go."""
         for t in self.state:
             t[moved_M, :, : self.used] = t[index_N[moved_M], :, : self.used]
+        self.whole = self.whole if _begins(self.state, self.whole) else self.state
         self.state = tuple(t[: len(index_N)] for t in self.state)
+
+    def add(self, other: Slot, held: int, theirs: int, room: int = 0) -> None:
+        """Let the rows of another slot, which has so many columns, stand behind its own: where there is
+        place, as of rows that have gone, else in larger buffers with place for `room` columns.
+        """
+        rows = len(self.state[0]), len(self.state[0]) + len(other.state[0])
+        fits = _begins(self.state, self.whole) and rows[1] <= len(self.whole[0])
+        if not fits or max(held, theirs) > self.whole[0].shape[2]:
+            pairs = zip(self.state, other.state, strict=True)
+            self.state = tuple(stacked(a[:, :, :held], b[:, :, :theirs], 2, room=room) for a, b in pairs)
+            return
+        for t, new in zip(self.whole, other.state, strict=True):
+            t[rows[0] : rows[1], :, :theirs] = new[:, :, :theirs]
+            t[rows[0] : rows[1], :, theirs:held] = 0
+            t[: rows[0], :, held:theirs] = 0
+        self.state = tuple(t[: rows[1]] for t in self.whole)
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
         """Let the rows of another slot of its kind stand behind its own; so many columns of each are used."""
@@ -61,8 +79,8 @@ class Kept(Slot):
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
         """Sources of another length are filled up: the memory says which columns are none."""
-        pairs = zip(self.state, other.state, strict=True)
-        self.state = tuple(stacked(a[:, :, :held], b[:, :, :theirs], 2) for a, b in pairs)
+        self.add(other, held, theirs)
+        self.state = tuple(t[:, :, : max(held, theirs)] for t in self.state)
 
     def check(self, next_B: Tensor, path: str) -> None:
         """It does not depend on the tokens."""
@@ -101,9 +119,7 @@ class Every(Slot):
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
         """What is missing is filled up: the cache's own positions say what is there."""
-        pairs = zip(self.state, other.state, strict=True)
-        room = 2 * max(held, theirs)
-        self.state = tuple(stacked(a[:, :, :held], b[:, :, :theirs], 2, room=room) for a, b in pairs)
+        self.add(other, held, theirs, room=2 * max(held, theirs))
         self.other = ()
 
     def reserve(self, new: int) -> None:
@@ -266,6 +282,12 @@ class Placed(Slot):
     def nbytes(self) -> int:
         """Bytes of the columns that may be read."""
         return round(super().nbytes * self.columns / self.state[0].shape[2])
+
+
+def _begins(state: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> bool:
+    """Whether these are still the first rows and columns of those."""
+    pairs = list(zip(state, whole, strict=False))
+    return bool(pairs) and all(a.data_ptr() == b.data_ptr() and a.stride() == b.stride() for a, b in pairs)
 
 
 def grown(

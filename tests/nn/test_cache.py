@@ -403,6 +403,32 @@ def test_sources_of_those_who_left_are_let_go_of() -> None:
     assert held and set(held) == {6}
 
 
+@pytest.mark.parametrize("lengths", [(9, 4), (4, 9)])
+def test_who_joins_stands_where_others_have_left(lengths: tuple[int, int]) -> None:
+    """Four prompts, two leave, two come: nobody else is moved, and what stood there before is not seen."""
+    model, caches, past = gpt(length=40, groups=2), [Cache(4), Cache(2)], []
+    with torch.no_grad():
+        for cache, length in zip(caches, lengths, strict=True):
+            ids, some = tokens(cache.batch, length, "plain", seed=length), torch.arange(cache.batch)
+            model(ids, cache=cache)
+            cache.reorder(some.repeat_interleave(2), some)
+            past += [ids[row] for row in some.repeat_interleave(2)]
+        first, later = caches
+        first.reorder(torch.tensor([0, 1, 6, 7]), torch.tensor([0, 3]))
+        past = [past[row] for row in (0, 1, 6, 7, 8, 9, 10, 11)]
+        held = [t.data_ptr() for slot in first.slots.values() for t in slot.state]
+        for t in (t for slot in first.slots.values() for t in slot.whole):
+            t[2:] = float("nan")
+        first.join(later)
+        assert held == [t.data_ptr() for slot in first.slots.values() for t in slot.state]
+        for step in range(3):
+            new = tokens(8, 1, "plain", seed=step)
+            past = [torch.cat([old, one]) for old, one in zip(past, new, strict=True)]
+            got = model(new, cache=first)[:, 0]
+            for row, ids in enumerate(past):
+                assert (got[row] - model(ids[None])[0, -1]).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("pattern", [of(Causal), WINDOW])
 def test_what_cannot_be_joined_is_refused(pattern: Any) -> None:
     model, ids = gpt(pattern=pattern), tokens(2, pads="plain")

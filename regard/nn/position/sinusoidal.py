@@ -16,6 +16,7 @@ from regard.nn.position.position import Position
 from regard.spec import part
 
 Form = Literal["paper", "halves", "tensor2tensor"]
+FIRST = 1024  # positions that are looked up; beyond, they are computed
 
 
 def waves(pos_BL: Tensor, width: int, form: Form = "paper") -> Tensor:
@@ -59,18 +60,19 @@ class Sinusoidal(Position):
     def add(self, x_BLD: Tensor, pos_BL: Tensor) -> Tensor:
         """x + PE(pos)."""
         pos_BL, width = pos_BL.clamp(min=0), x_BLD.shape[-1]
-        if _repeats(pos_BL) and (most := int(pos_BL.max()) + 1) < pos_BL.numel():
-            return x_BLD + F.embedding(pos_BL, _table(-(-most // 64) * 64, width, self.form).to(x_BLD.dtype))
+        if _is_here(pos_BL) and (most := int(pos_BL.max()) + 1) <= FIRST:
+            table_LD = _table(max(64, 1 << (most - 1).bit_length()), width, self.form)
+            return x_BLD + F.embedding(pos_BL, table_LD).to(x_BLD.dtype)
         return x_BLD + waves(pos_BL, width, self.form).to(x_BLD.dtype)
 
 
 @lru_cache(maxsize=16)
 def _table(count: int, width: int, form: Form) -> Tensor:
-    """The first positions: made once, for beams ask for them at every step."""
+    """The first positions, made once: who writes token by token asks at every step."""
     return waves(torch.arange(count), width, form)
 
 
-def _repeats(pos_BL: Tensor) -> bool:
-    """Whether several rows have positions of their own: then each is computed once. A GPU is not asked."""
+def _is_here(pos_BL: Tensor) -> bool:
+    """Whether positions can be looked at: there are some, and neither a GPU nor a compiler is asked."""
     here = pos_BL.device.type == "cpu" and not torch.compiler.is_compiling()
-    return here and len(pos_BL) > 1 and not blank(pos_BL)
+    return here and not blank(pos_BL) and pos_BL.numel() > 0
