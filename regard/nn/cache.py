@@ -93,7 +93,6 @@ class Cache:
         if self.place_BM is None:
             self._pos_BM[:, start : self.columns] = pos_BL
         else:
-            self._pos_BM[:, start : self.columns] = -1
             self._pos_BM.scatter_(1, self.place_BM, pos_BL)
         self._seen_BM = self._pos_BM if self.capacity is not None else self._pos_BM[:, : self.columns]
 

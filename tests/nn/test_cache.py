@@ -418,7 +418,7 @@ def test_who_joins_stands_where_others_have_left(lengths: tuple[int, int]) -> No
         past = [past[row] for row in (0, 1, 6, 7, 8, 9, 10, 11)]
         held = [t.data_ptr() for slot in first.slots.values() for t in slot.state]
         for t in (t for slot in first.slots.values() for t in slot.whole):
-            t[2:] = float("nan")
+            t[2:] = t[:, :, first.columns :] = float("nan")
         first.join(later)
         assert held == [t.data_ptr() for slot in first.slots.values() for t in slot.state]
         for step in range(3):

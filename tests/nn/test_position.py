@@ -19,6 +19,7 @@ from regard.nn.context import Context, places
 from regard.nn.mixer import Attention
 from regard.nn.pattern import Full
 from regard.nn.position import Alibi, Concatenated, Learned, Position, Rotary, Sinusoidal, T5Bias
+from regard.nn.position.sinusoidal import waves
 from regard.nn.stack import Sequential
 from regard.spec import of
 
@@ -48,6 +49,15 @@ def test_sinusoids_are_added_one_number_at_a_time(form: Any) -> None:
                     wave, index = (math.sin, math.cos)[d // 8], d % 8
                 wanted = x[b, n, d] + wave(angle(int(POS[b, n]), index, 16, form))
                 assert abs(float(y[b, n, d] - wanted)) < 1e-7
+
+
+@pytest.mark.parametrize("form", ["paper", "halves", "tensor2tensor"])
+@pytest.mark.parametrize("last", [63, 64, 1023, 1024, 70_000])
+def test_far_waves_are_those_of_their_position(form: Any, last: int) -> None:
+    """Positions that are looked up, and those beyond, which are computed: bit by bit the same numbers."""
+    pos_BL = torch.tensor([[0, 1, last - 1, last]])
+    x_BLD = torch.zeros(1, 4, 16)
+    assert torch.equal(Sinusoidal(DIMS, form=form).add(x_BLD, pos_BL), waves(pos_BL, 16, form))
 
 
 def test_learned_positions_are_rows_of_a_table() -> None:
