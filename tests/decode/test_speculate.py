@@ -56,6 +56,26 @@ def test_any_guess_will_do(make: Make, right: bool, monkeypatch: pytest.MonkeyPa
             assert len(sizes) <= -(-written // 4)  # four tokens a step
         else:
             assert len(sizes) == written - 1  # one a step: the first comes from the prompt
+            assert all(size <= 2 for size in sizes[1:]), "after a miss, only one more is guessed"
+
+
+@pytest.mark.parametrize("system", ["gpt"])
+def test_as_many_are_guessed_as_came_true(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right at first, wrong from the third token of every guess on, right again in the end."""
+    asked = make(count=1)
+    truth, start = asked.answers(Rules(length=30))[0][0].ids, len(asked.prompts[0])
+    asks: list[int] = []
+
+    def guess(self: Echo, count: int) -> list[int]:
+        at = len(self.ids) - start
+        asks.append(count)
+        found = truth[at : at + count]
+        return [(t + 1) % 11 if 6 < at < 15 and n > 1 else t for n, t in enumerate(found)]
+
+    monkeypatch.setattr(Echo, "guess", guess)
+    assert asked.answers(Rules(length=30, draft=6))[0][0].ids == truth
+    # asked after 1, 8, 11, 14, 17, 21 and 28 tokens: all came true; then two each time, and one more is tried
+    assert asks == [6, 6, 3, 3, 3, 6, 1]
 
 
 def test_streamed_with_guesses_too(make: Make) -> None:
