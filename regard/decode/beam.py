@@ -114,7 +114,7 @@ class Beams:
         self.alive_BN = torch.zeros(size, 1, dtype=torch.float64, device=device)  # log p
         self.token_BN = torch.empty(size, 1, dtype=torch.int64, device=device)  # chosen, not yet read
         self.ids_BNL = torch.empty(size, 1, 0, dtype=torch.int64, device=device)
-        self.words, self.x_N1D = session.logits_NV.shape[-1], torch.empty(0)  # until the first step
+        self.words, self.x_N1D = session.logits_NV.shape[-1], torch.empty(0)  # none: there are logits
         none_BN = torch.full((size, rules.nbest), -torch.inf, dtype=torch.float64, device=device)
         self.pool = Pool(none_BN, none_BN, torch.full((size, rules.nbest, max(limits)), -1, device=device))
 
@@ -129,7 +129,10 @@ class Beams:
 
     def step(self) -> None:
         """Read the tokens that were chosen."""
-        self.x_N1D = self.session.states(self.token_BN.flatten())
+        if self.session.model.quick is None:
+            self.x_N1D = self.session.states(self.token_BN.flatten())
+        else:  # a compiled step makes all logits at once
+            self.session.step(self.token_BN.flatten())
 
     def choose(self) -> list[tuple[int, list[Hypothesis]]]:
         """Choose the next token of every hypothesis. Who is done then leaves, and is returned."""

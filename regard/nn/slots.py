@@ -17,7 +17,6 @@ class Slot:
     """One address in the cache."""
 
     state: tuple[Tensor, ...] = ()
-    whole: tuple[Tensor, ...] = ()  # buffers whose first rows the state is, after rows have gone
 
     @property
     def used(self) -> int | None:
@@ -32,24 +31,7 @@ class Slot:
         """The same where only these of the rows stand elsewhere now: they are written over those that go."""
         for t in self.state:
             t[moved_M, :, : self.used] = t[index_N[moved_M], :, : self.used]
-        self.whole = self.whole if _begins(self.state, self.whole) else self.state
         self.state = tuple(t[: len(index_N)] for t in self.state)
-
-    def add(self, other: Slot, held: int, theirs: int, room: int = 0) -> None:
-        """Let the rows of another slot, which has so many columns, stand behind its own: where there is
-        place, as of rows that have gone, else in larger buffers with place for `room` columns.
-        """
-        rows = len(self.state[0]), len(self.state[0]) + len(other.state[0])
-        fits = _begins(self.state, self.whole) and rows[1] <= len(self.whole[0])
-        if not fits or max(held, theirs) > self.whole[0].shape[2]:
-            pairs = zip(self.state, other.state, strict=True)
-            self.state = tuple(stacked(a[:, :, :held], b[:, :, :theirs], 2, room=room) for a, b in pairs)
-            return
-        for t, new in zip(self.whole, other.state, strict=True):
-            t[rows[0] : rows[1], :, :theirs] = new[:, :, :theirs]
-            t[rows[0] : rows[1], :, theirs:held] = 0
-            t[: rows[0], :, held:theirs] = 0
-        self.state = tuple(t[: rows[1]] for t in self.whole)
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
         """Let the rows of another slot of its kind stand behind its own; so many columns of each are used."""
@@ -79,8 +61,8 @@ class Kept(Slot):
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
         """Sources of another length are filled up: the memory says which columns are none."""
-        self.add(other, held, theirs)
-        self.state = tuple(t[:, :, : max(held, theirs)] for t in self.state)
+        pairs = zip(self.state, other.state, strict=True)
+        self.state = tuple(behind(a[:, :, :held], b[:, :, :theirs]) for a, b in pairs)
 
     def check(self, next_B: Tensor, path: str) -> None:
         """It does not depend on the tokens."""
@@ -119,7 +101,9 @@ class Every(Slot):
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
         """What is missing is filled up: the cache's own positions say what is there."""
-        self.add(other, held, theirs, room=2 * max(held, theirs))
+        pairs, room = zip(self.state, other.state, strict=True), 2 * max(held, theirs)
+        columns = self.state[0].shape[2]
+        self.state = tuple(behind(a[:, :, :held], b[:, :, :theirs], room, columns) for a, b in pairs)
         self.other = ()
 
     def reserve(self, new: int) -> None:
@@ -284,10 +268,19 @@ class Placed(Slot):
         return round(super().nbytes * self.columns / self.state[0].shape[2])
 
 
-def _begins(state: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> bool:
-    """Whether these are still the first rows and columns of those."""
-    pairs = list(zip(state, whole, strict=False))
-    return bool(pairs) and all(a.data_ptr() == b.data_ptr() and a.stride() == b.stride() for a, b in pairs)
+def behind(a_BGMK: Tensor, b_BGMK: Tensor, room: int = 0, columns: int = 0) -> Tensor:
+    """The rows of both, with zeros where one has fewer columns: in a's own buffer, if rows have left it and
+    it has place, up to so many `columns`; else in a larger one with place for `room` of them.
+    """
+    (mine, _, held, _), (theirs, used) = a_BGMK.shape, b_BGMK.shape[:3:2]
+    both, most, whole = mine + theirs, max(held, used), a_BGMK._base
+    fits = whole is not None and whole.data_ptr() == a_BGMK.data_ptr() and whole.stride() == a_BGMK.stride()
+    if whole is None or not fits or len(whole) < both or whole.shape[2] < most:
+        return stacked(a_BGMK, b_BGMK, 2, room=room)
+    whole[mine:both, :, :used] = b_BGMK
+    whole[mine:both, :, used:held] = 0
+    whole[:mine, :, held:used] = 0
+    return whole[:both, :, : max(most, columns)]
 
 
 def grown(

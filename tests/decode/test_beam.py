@@ -12,6 +12,8 @@ from regard.decode import Hypothesis, Rules
 from regard.decode.beam import largest, penalty, search
 from regard.decode.engine import Session
 from regard.decode.generate import generate
+from regard.decode.quick import step
+from regard.model import Decoder, EncoderDecoder
 from regard.nn.cache import Cache
 from regard.nn.slots import Kept
 from tests.decode.asked import EOS, Asked, Make
@@ -226,6 +228,20 @@ def test_logits_of_some_sentences_at_a_time(make: Make, near: int, monkeypatch: 
     monkeypatch.setattr("regard.decode.beam.NEAR", near)
     for ours, theirs in zip(asked.answers(rules, EOS), wanted, strict=True):
         same(ours, theirs)
+
+
+def test_compiled_steps_are_taken_where_there_are_some(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, rules, rows = make(count=3), Rules(method="beam", beam=3, length=6), list[int]()
+    wanted = asked.answers(rules, EOS)
+
+    def quick(model: Decoder | EncoderDecoder, ids_N: torch.Tensor, cache: Cache) -> torch.Tensor:
+        rows.append(len(ids_N))
+        return step(model, ids_N, cache)
+
+    monkeypatch.setattr(asked.model, "quick", quick)
+    for ours, theirs in zip(asked.answers(rules, EOS), wanted, strict=True):
+        same(ours, theirs)
+    assert rows and rows[0] == 9
 
 
 def test_beams_share_what_comes_from_their_source(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,7 +417,8 @@ def test_who_joins_stands_where_others_have_left(lengths: tuple[int, int]) -> No
         first.reorder(torch.tensor([0, 1, 6, 7]), torch.tensor([0, 3]))
         past = [past[row] for row in (0, 1, 6, 7, 8, 9, 10, 11)]
         held = [t.data_ptr() for slot in first.slots.values() for t in slot.state]
-        for t in (t for slot in first.slots.values() for t in slot.whole):
+        for t in (t._base for slot in first.slots.values() for t in slot.state):
+            assert t is not None and len(t) == 4, "those who left have left their place"
             t[2:] = t[:, :, first.columns :] = float("nan")
         first.join(later)
         assert held == [t.data_ptr() for slot in first.slots.values() for t in slot.state]
