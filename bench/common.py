@@ -31,6 +31,7 @@ import psutil
 import torch
 
 from regard.heap import in_large_pages
+from regard.packed import has_bf16
 
 Run = Callable[[], object]  # a float that it gives is taken for its seconds
 Make = Callable[[], Run]
@@ -38,6 +39,7 @@ Make = Callable[[], Run]
 FORK = multiprocessing.get_context("fork")
 REST = 0.3  # seconds between two contenders: the threads of the one before wait busily for a while
 LIMIT = "limit of the machine"  # the contender who only does what cannot be left out
+NO_BF16 = "" if has_bf16() else "this processor knows no bf16"
 BUSY = 0.15  # cores taken by others from which on a figure is called uncertain
 
 
@@ -188,6 +190,9 @@ def race(case: Case, rounds: int) -> Result:
     ready: dict[str, Apart] = {}
     try:
         for name, make in case.contenders.items():
+            if NO_BF16 and "bf16" in name.split(", "):  # a step would take minutes
+                result.absent[name] = NO_BF16
+                continue
             one = Apart(make)
             problem = one.problem()
             if problem is None:
@@ -264,7 +269,8 @@ def peaks() -> dict[str, float]:
 
 def _peaks() -> dict[str, float]:
     large = 1e15  # so that the seconds are many digits
-    made = {"read": reading(large), "fp32": products(large, torch.float32), "bf16": products(large)}
+    formats = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    made = {"read": reading(large)} | {name: products(large, dtype) for name, dtype in formats.items()}
     return {name: large / cast(float, make()()) for name, make in made.items()}
 
 
@@ -279,7 +285,10 @@ def reading(count: float) -> Make:
     return make
 
 
-def products(count: float, dtype: torch.dtype = torch.bfloat16, size: int = 1536) -> Make:
+QUICKEST = torch.float32 if NO_BF16 else torch.bfloat16
+
+
+def products(count: float, dtype: torch.dtype = QUICKEST, size: int = 1536) -> Make:
     """The limit of who must do so many operations: as fast as large matrices are multiplied at best."""
 
     def make() -> Run:

@@ -11,8 +11,9 @@ Everyone gets the same batches, no dropout, tied embeddings and torch's fused Ad
 autocast, as it is and compiled; a library is judged by its best. regard keeps what it frees (see
 regard/heap.py), as its trainer does. JoeyNMT brings a trainer: its own step, loss and AdamW, in fp32,
 which is all that it has on a processor, and its own batches of the same pairs, which it cannot sort. Batches
-are made before the clock starts. The limit is that of large bf16 products in the same round, by nanoGPT's
-count: 6 weights + 12 layers x width x length operations a token.
+are made before the clock starts. The limit is that of large products in the same round, in bf16, or in fp32
+where the processor knows no bf16, by nanoGPT's count: 6 weights + 12 layers x width x length operations a
+token.
 """
 
 from __future__ import annotations

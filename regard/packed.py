@@ -7,23 +7,29 @@ precision)` is a copy of a model, for answering only, whose matrices were laid o
     bf16   half the bytes
     int8   a quarter of the bytes, and products of whole numbers
 
-The stream between the matrices, norms, attention and caches stay in float32.
+The stream between the matrices, norms, attention and caches stay in float32. For processors that
+cannot multiply bfloat16, or sum products of bytes with loss, the same numbers stand in float16 (see `Held`):
+half the bytes in both cases, and the same answers.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import cache
+from itertools import count
 from typing import Literal, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import UsageError
+from regard.heap import in_large_pages
 from regard.model import Model
 from regard.nn.ffn import Dense, Gated
 from regard.nn.head import Head, Linear
 from regard.nn.mixer import Attention
-from regard.nn.product import product
+from regard.nn.product import LIBRARY, product
 
 Precision = Literal["fp32", "bf16", "int8"]
 HOLDERS = (Attention, Dense, Gated)  # who only multiplies by its matrices, and makes no hash of the answer
@@ -66,6 +72,9 @@ class Packed(nn.Module):
         super().__init__()
         self.plain, self.laid, self.bias = weight, self.lay(weight), bias
         self.packed_bytes = weight.nbytes
+        if torch.backends.cpu.get_cpu_capability() == "AVX2":  # there, columns are read quicker than rows
+            self.plain = weight.t().contiguous().t()
+            in_large_pages([self.plain.t()])
 
     @staticmethod
     def lay(weight: Tensor) -> Tensor:
@@ -84,12 +93,18 @@ class Half(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         nn.Module.__init__(self)
-        self.laid, self.bias = self.lay(weight.bfloat16()), None if bias is None else bias.bfloat16()
-        self.packed_bytes = weight.nbytes // 2
+        weight, self.bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+        self.held = None if has_bf16() else Held(weight)
+        if self.held is None:
+            self.laid = self.lay(weight)
+        self.packed_bytes = weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b, and back to float32."""
-        return _multiplied(x.bfloat16(), self.laid, self.bias).to(x.dtype)
+        if self.held is None:
+            return _multiplied(x.bfloat16(), self.laid, self.bias).to(x.dtype)
+        y = self.held(x.bfloat16().float())
+        return y if self.bias is None else y.add_(self.bias)
 
 
 class Whole(Packed):
@@ -106,18 +121,65 @@ class Whole(Packed):
         tiny = torch.finfo(torch.float32).tiny
         self.scale = (weight.abs().amax(1) / 127).clamp(min=tiny)
         whole = (weight / self.scale[:, None]).round().to(torch.int8)
-        self.laid = cast(Tensor, torch.ops.onednn.qlinear_prepack(whole, None))
+        self.held = None if sums_bytes() else Held(whole)
+        if self.held is None:
+            self.laid = torch.ops.onednn.qlinear_prepack(whole, None)
         self.zero, self.bias = torch.zeros(len(weight), dtype=torch.int64), bias
-        self.packed_bytes = whole.nbytes
+        self.packed_bytes = whole.nbytes if self.held is None else 2 * whole.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whole numbers of x are written from 1 to 255, with 128 for zero."""
+        """Bytes of x are written from 1 to 255, with 128 for zero."""
         scale = x.abs().amax(-1, keepdim=True).mul_(1 / 127).clamp_(min=1e-30)
-        whole = torch.div(x, scale).add_(128.5).to(torch.uint8)
-        y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, 128, self.laid, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        if self.held is None:
+            whole = torch.div(x, scale).add_(128.5).to(torch.uint8)
+            y = _of_bytes(whole, self.laid, self.scale, self.zero)
+        else:
+            y = self.held(torch.div(x, scale).round_()).mul_(self.scale)
         return y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
+
+
+class Held:
+    """A matrix that stands in float16 and is multiplied in float32, by FBGEMM, which needs no more than AVX2.
+
+    Float16 holds the numbers of bfloat16 up to 65,504 (below 2**-14 in steps of 2**-24) and all whole numbers
+    of a byte.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        if "fbgemm" not in torch.backends.quantized.supported_engines:
+            raise UsageError(
+                "this processor multiplies neither bf16 nor int8 as it must: give precision fp32, or none."
+            )
+        if (largest := float(weight.abs().max())) > torch.finfo(torch.float16).max:
+            raise UsageError(
+                f"weights must be at most 65,504 to stand in 16 bits on this processor, but {largest:g} is "
+                "among them: give precision fp32, or none."
+            )
+        self.rows, self.number = len(weight), next(NUMBERS)
+        self.laid = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+        HELD[self.number] = self
+
+    def __deepcopy__(self, _: object) -> Held:
+        return self  # it never changes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x W^T."""
+        # a compiler cannot look into what FBGEMM keeps: to it, a matrix is a number
+        times = torch.ops.regard.held if torch.compiler.is_compiling() else _held
+        return cast(Tensor, times(x, self.number, self.rows))
+
+
+NUMBERS = count()
+HELD: WeakValueDictionary[int, Held] = WeakValueDictionary()
+
+
+def _held(x: Tensor, number: int, rows: int) -> Tensor:
+    return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, HELD[number].laid))
+
+
+LIBRARY.define("held(Tensor x, int number, int rows) -> Tensor")
+LIBRARY.impl("held", _held, "CPU")
+LIBRARY.impl("held", lambda x, number, rows: x.new_empty(*x.shape[:-1], rows), "Meta")
 
 
 class PackedHead(Head):
@@ -133,6 +195,30 @@ class PackedHead(Head):
         """Logits."""
         y_BLV: Tensor = self.product(x_BLD if self.factor == 1.0 else x_BLD * self.factor)
         return y_BLV
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16, as AVX512 does and AVX2 does not."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@cache
+def sums_bytes() -> bool:
+    """Whether sums of products of bytes are exact. Without VNNI, pairs are added in 16 bits, and what is too
+    large is cut off: answers would be wrong, and nobody would say so. So it is tried.
+    """
+    laid = torch.ops.onednn.qlinear_prepack(torch.full((64, 64), 127, dtype=torch.int8), None)
+    most, none = torch.full((16, 64), 255, dtype=torch.uint8), torch.zeros(64, dtype=torch.int64)
+    return bool((_of_bytes(most, laid, torch.ones(64), none) == 64 * 127 * 127).all())
+
+
+def _of_bytes(whole: Tensor, laid: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """x W^T of bytes, where 128 stands for zero."""
+    y: Tensor = torch.ops.onednn.qlinear_pointwise(
+        whole, 1.0, 128, laid, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return y
 
 
 def _multiplied(x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:

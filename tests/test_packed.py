@@ -10,13 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+import regard.packed
 from regard.decode import Rules, generate
 from regard.errors import UsageError
 from regard.model import EncoderDecoder
-from regard.packed import Half, Packed, PackedHead, Precision, Whole, packed
+from regard.packed import Half, Held, Packed, PackedHead, Precision, Whole, has_bf16, packed, sums_bytes
 
 SYSTEMS = ["gpt", "llama", "vanilla", "t5", "transformer_xl", "reformer", "adaptive_span"]
 NEAR: dict[Precision, float] = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.05}
+
+
+@pytest.fixture(params=["its own way", "float16"])
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The processor as it is, and as one that multiplies neither bfloat16 nor bytes."""
+    if request.param == "float16":
+        monkeypatch.setattr(regard.packed, "has_bf16", lambda: False)
+        monkeypatch.setattr(regard.packed, "sums_bytes", lambda: False)
+    return str(request.param)
 
 
 def built(name: str, **more: Any) -> Any:
@@ -46,7 +56,7 @@ def test_every_system_answers_as_before(name: str, precision: Precision) -> None
 
 
 @pytest.mark.parametrize("precision", NEAR)
-def test_batch_mates_padding_and_caches_change_nothing(precision: Precision) -> None:
+def test_batch_mates_padding_and_caches_change_nothing(processor: str, precision: Precision) -> None:
     """Wild batch-mates: a scale for the whole batch would drown the others."""
     model = built("gpt")
     with torch.no_grad():
@@ -67,7 +77,7 @@ def test_batch_mates_padding_and_caches_change_nothing(precision: Precision) -> 
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_whole_numbers_by_the_formula(biased: bool) -> None:
+def test_whole_numbers_by_the_formula(processor: str, biased: bool) -> None:
     x, weight = torch.randn(5, 24) * torch.tensor([[1.0], [100.0], [1e-3], [0.0], [3.0]]), torch.randn(7, 24)
     bias = torch.randn(7) if biased else None
     wanted = torch.zeros(5, 7, dtype=torch.float64)
@@ -86,10 +96,41 @@ def test_whole_numbers_by_the_formula(biased: bool) -> None:
     assert exact > 0.9
 
 
-def test_half_precision_rounds_what_it_is_given() -> None:
+def test_the_largest_whole_numbers_are_summed_without_loss(processor: str) -> None:
+    """Processors without VNNI add pairs of products in 16 bits: 2 x 255 x 127 does not fit."""
+    found = Whole(torch.ones(32, 64), None)(torch.ones(5, 64))
+    assert (found - 64.0).abs().max() < 1e-3
+    assert (Whole(torch.ones(32, 64), None).held is None) == (processor != "float16" and sums_bytes())
+
+
+def test_half_precision_rounds_what_it_is_given(processor: str) -> None:
     x, weight, bias = torch.randn(5, 24), torch.randn(7, 24), torch.randn(7)
     wanted = F.linear(*(t.bfloat16().double() for t in (x, weight, bias)))
-    assert (Half(weight, bias)(x) - wanted).abs().max() < 0.01 * wanted.abs().max()
+    half = Half(weight, bias)
+    assert (half(x) - wanted).abs().max() < 0.01 * wanted.abs().max()
+    assert (half.held is None) == (processor != "float16" and has_bf16())
+    if half.held is not None:  # the same numbers, and only the sum is rounded
+        assert (half(x) - wanted).abs().max() < 1e-5
+
+
+def test_float16_holds_bfloat16_and_bytes_or_says_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    powers = torch.tensor([[2.0**-14, 2.0**15 * 1.9921875, -1.0078125, 127.0]])
+    assert torch.equal(Held(powers)(torch.eye(4)).T, powers)
+    with pytest.raises(UsageError, match=r"at most 65,504 to stand in 16 bits .* but 70144 is among them"):
+        Held(torch.tensor([[1.0, -70_144.0]]))
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["none"])
+    with pytest.raises(UsageError, match="give precision fp32, or none"):
+        Held(powers)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
+def test_a_compiler_takes_a_held_matrix_for_a_number() -> None:
+    x, held = torch.randn(2, 3, 24), Held(torch.randn(7, 24))
+    torch.compiler.reset()
+    with torch.no_grad():
+        assert torch.equal(torch.compile(held, fullgraph=True, backend="aot_eager")(x), held(x))
+    given = x, held.number, held.rows
+    torch.library.opcheck(torch.ops.regard.held.default, given, test_utils=["test_schema", "test_faketensor"])
 
 
 @pytest.mark.parametrize("rules", [Rules(length=8), Rules(length=8, method="beam", beam=3)])

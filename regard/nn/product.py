@@ -24,7 +24,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     One row, as when a model writes token by token, takes as long as the matrix takes to be read. On a CPU,
     PyTorch leaves that to one thread, which reads half as fast as memory allows. As a batch of smaller
-    products, a share of the rows of W each, all threads read.
+    products, a share of the rows of W each (or of its columns, if it stands so), all threads read.
     """
     if x.numel() != x.shape[-1] or not _splits(x, weight):
         return F.linear(x, weight, bias)
@@ -35,8 +35,14 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _shares(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T of one row, each thread a share of the rows of W."""
+    """x W^T of one row, each thread a share of the rows of W, or of its columns, if these are what stands
+    one after the other."""
     threads, (rows, width) = torch.get_num_threads(), weight.shape
+    if not weight.is_contiguous():
+        share, x = width // threads, x.reshape(width)
+        some, held = share * threads, weight.t()
+        y = torch.bmm(x[:some].view(threads, 1, share), held[:some].view(threads, share, rows)).sum(0)[0]
+        return y if some == width else y.addmv_(held[some:].t(), x[some:])
     share, rest = rows // threads, rows % threads
     # this layout, and few calls: another takes five times as long, and there are dozens in a step
     column = x.contiguous().as_strided((threads, width, 1), (0, 1, width))
@@ -44,17 +50,17 @@ def _shares(x: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([y, torch.mv(weight[-rest:], x.reshape(width))]) if rest else y
 
 
-_LIBRARY = torch.library.Library("regard", "DEF")
-_LIBRARY.define("shares(Tensor x, Tensor weight) -> Tensor")
-_LIBRARY.impl("shares", _shares, "CPU")
-_LIBRARY.impl("shares", lambda x, weight: x.new_empty(len(weight)), "Meta")
+LIBRARY = torch.library.Library("regard", "DEF")
+LIBRARY.define("shares(Tensor x, Tensor weight) -> Tensor")
+LIBRARY.impl("shares", _shares, "CPU")
+LIBRARY.impl("shares", lambda x, weight: x.new_empty(len(weight)), "Meta")
 
 
 def _splits(x: Tensor, weight: Tensor) -> bool:
     """Whether threads can share it: nothing is traced or learned, and the matrix is large and whole."""
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return False
-    plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous()
+    plain = type(weight) in (Tensor, nn.Parameter) and (weight.is_contiguous() or weight.t().is_contiguous())
     if not plain or weight.numel() < LEAST or torch.is_autocast_enabled("cpu"):
         return False
     return x.dtype == weight.dtype == torch.float32 and _threads() > 1

@@ -25,11 +25,14 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("shape", [(24,), (1, 24), (1, 1, 24)])
 @pytest.mark.parametrize("rows", [1, 2, 6, 31])
 @pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("by", ["rows", "columns"])
+@pytest.mark.parametrize("width", [24, 25])
 def test_a_row_is_the_product_of_its_shares(
-    threads: int, shape: tuple[int, ...], rows: int, biased: bool
+    threads: int, shape: tuple[int, ...], rows: int, biased: bool, by: str, width: int
 ) -> None:
-    """Also where the rows of W do not divide among the threads, or are fewer."""
-    x, weight, bias = torch.randn(shape), torch.randn(rows, 24), torch.randn(rows) if biased else None
+    """Also where the rows or columns of W do not divide among the threads, or are fewer."""
+    x, bias = torch.randn(*shape[:-1], width), torch.randn(rows) if biased else None
+    weight = torch.randn(rows, width) if by == "rows" else torch.randn(width, rows).mT
     with torch.no_grad():
         found = product(x, weight, bias)
     wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
@@ -38,9 +41,11 @@ def test_a_row_is_the_product_of_its_shares(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
-def test_a_compiled_row_is_the_same(threads: int) -> None:
+@pytest.mark.parametrize("by", ["rows", "columns"])
+def test_a_compiled_row_is_the_same(threads: int, by: str) -> None:
     """In one graph, by an operator that the compiler does not look into."""
     x, weight, bias = torch.randn(1, 1, 24), torch.randn(31, 24), torch.randn(31)
+    weight = weight if by == "rows" else weight.mT.contiguous().mT
     torch.compiler.reset()
     program = torch.compile(product, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
@@ -62,7 +67,7 @@ def test_all_threads_are_asked_for_one_row_only(threads: int, monkeypatch: pytes
         layer(torch.randn(2, 24))
         layer(torch.randn(0, 24))
         product(torch.randn(1, 24).bfloat16(), torch.randn(12, 24).bfloat16())
-        product(torch.randn(1, 24), torch.randn(24, 12).mT)
+        product(torch.randn(1, 24), torch.randn(12, 48)[:, ::2])
         with torch.autocast("cpu", torch.bfloat16):
             layer(torch.randn(1, 24))
         assert not split

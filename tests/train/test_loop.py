@@ -216,6 +216,15 @@ def test_both_formats_take_turns_and_the_best_counts() -> None:
     assert asked == ["fp32", "bf16"] * 3 and set(found) == {"fp32", "bf16"}
 
 
+def test_a_format_that_is_far_slower_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that steps move: 2 s in fp32, 9 s in bf16."""
+    asked: list[Precision] = []
+    times: dict[Precision, float] = {"fp32": 2.0, "bf16": 9.0}
+    monkeypatch.setattr("time.perf_counter", lambda: sum(times[each] for each in asked))
+    assert quicker(asked.append, rounds=2) == times
+    assert asked == ["fp32", "bf16", "fp32", "fp32"]
+
+
 def test_not_finite_stops_before_the_weights(tmp_path: Path) -> None:
     with pytest.raises(NonFinite, match="step 6 is not finite") as raised:
         go(tmp_path / "run", Counting(poison=lambda call: call == 6), steps=20, save_every=5)
