@@ -52,8 +52,7 @@ def races(found: dict[str, Any]) -> list[str]:
             ratio = case["of_limit"] if name == LIMIT else ratio
             times = f"{ratio['median']:.2f}x | {ratio['min']:.2f} - {ratio['max']:.2f}" if ratio else "|"
             lines.append(f"| {name} | {rate(mine['median'])} | {spread} | {times} |")
-        lines += [f"| {name} | not measured: {why} | | | |" for name, why in case["absent"].items()]
-        lines += busy(case["foreign_cores"]) + [""]
+        lines += missing(case["absent"]) + busy(case["foreign_cores"]) + [""]
     return lines
 
 
@@ -110,6 +109,14 @@ def spans(found: dict[str, Any]) -> list[str]:
         cells += [f"{row['seen']:,.0f}", f"{row['short_of_seen']:.2f}x"]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def missing(absent: dict[str, str]) -> list[str]:
+    """A line for each reason why some did not take part."""
+    names: dict[str, list[str]] = {}
+    for name, why in absent.items():
+        names.setdefault(why, []).append(name)
+    return [line for why, who in names.items() for line in ("", f"Not measured ({why}): {'; '.join(who)}.")]
 
 
 def busy(foreign: float) -> list[str]:

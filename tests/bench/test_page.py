@@ -25,12 +25,13 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
 def test_a_row_for_each_library_by_its_best_variant(page: Page) -> None:
     rates = {"regard": [90.0, 110.0], "regard, bf16": [200.0, 220.0], "a": [105.0, 100.0]}
     rates[LIMIT] = [400.0, 440.0]
-    case = Result("training, small", "tokens/s", rates, {"b": "ImportError: no b"}, [0.5]).summary()
+    absent = {"b": "ImportError: no b", "c": "ImportError: no b"}
+    case = Result("training, small", "tokens/s", rates, absent, [0.5]).summary()
     text = page([{"bench": "train", "cases": [case], "peaks": {"fp32": 2e11, "bf16": 4e11, "read": 3e10}}], 2)
     assert "| regard, bf16 | 210 | 200 - 220 | |" in text and "| regard |" not in text
     assert "| a | 102 | 100 - 105 | 2.05x | 1.90 - 2.20 |" in text
     assert "| limit of the machine | 420 | 400 - 440 | 0.50x | 0.50 - 0.50 |" in text
-    assert "b | not measured: ImportError: no b" in text and "Other programs took 0.50 cores" in text
+    assert "Not measured (ImportError: no b): b; c." in text and "Other programs took 0.50 cores" in text
     assert "200 GFLOP/s in fp32, 400 in bf16; memory is read at 30 GB/s" in text
 
 
