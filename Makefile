@@ -27,7 +27,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "regard needs Python 3.11 or newer, and this is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml constraints.txt regard/native/kernels.c | $(BIN)/python
 	@echo "installing into $(VENV), once: some minutes"
 	$(BIN)/python -m pip install --quiet -e '.[dev,plot]'
 	@touch $@

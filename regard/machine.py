@@ -34,7 +34,7 @@ class Report:
         extras = "  ".join(f"{name} {'yes' if there else '-'}" for name, there in d["extras"].items())
         lines = [
             f"regard {d['regard']}   python {d['python']}   torch {d['torch']} "
-            f"({', '.join(d['instructions'])})   "
+            f"({', '.join(d['instructions'] + ['kernels'] * d['kernels'])})   "
             f"{d['cores']} cores, {d['threads']} threads, {d['memory_gib']:.0f} GiB   {d['accelerator']}",
             f"extras: {extras}",
         ]
@@ -50,6 +50,8 @@ def doctor() -> Report:
     """Look at the machine and the installation."""
     import torch
 
+    from regard.native import library
+
     found = facts()
     cuda = torch.cuda.is_available()
     advice = []
@@ -59,13 +61,18 @@ def doctor() -> Report:
         advice.append(
             f"{found['threads']} threads share {found['cores']} cores; set OMP_NUM_THREADS={found['cores']}"
         )
+    if not (kernels := library() is not None):
+        advice.append(
+            "kernels in C were not compiled for this processor: beams take half as long again; "
+            "with a C compiler there, install regard again (docs/install.md)"
+        )
     instructions = [torch.backends.cpu.get_cpu_capability()]
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         instructions.append("bf16")
     extras = {name: all(find_spec(m) is not None for m in modules) for name, modules in EXTRAS.items()}
     missing = [name for name in CORE if find_spec(name) is None]
     accelerator = torch.cuda.get_device_name() if cuda else "no accelerator"
-    more = {"instructions": instructions, "accelerator": accelerator, "extras": extras}
+    more = {"instructions": instructions, "kernels": kernels, "accelerator": accelerator, "extras": extras}
     return Report({**found, **more, "missing": missing, "advice": advice})
 
 

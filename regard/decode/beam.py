@@ -31,6 +31,7 @@ from torch import Tensor
 from regard.decode.engine import Session
 from regard.decode.rules import Hypothesis, Rules
 from regard.decode.workers import Waiting
+from regard.native import best_words, can_choose
 from regard.nn.slots import stacked
 
 NEAR = 2**20  # logits that are looked at while they are near, 4 MiB
@@ -247,11 +248,14 @@ def candidates(
 
     Sentences that are barred may not end. The logits are used up: log p is written where they stand.
     """
+    count = min(2 * beam, alive_BN.shape[1] * logits_NV.shape[1])
+    if can_choose(logits_NV):
+        return best_words(logits_NV, alive_BN, count, eos, barred_B)
     logp_BNV = torch.log_softmax(logits_NV, -1, out=logits_NV).view(*alive_BN.shape, -1)
     if barred_B is not None:
         logp_BNV[..., eos].masked_fill_(barred_B[:, None], -torch.inf)
     words = logp_BNV.shape[2]
-    logp_BC, place_BC = largest(logp_BNV, alive_BN, min(2 * beam, alive_BN.shape[1] * words))
+    logp_BC, place_BC = largest(logp_BNV, alive_BN, count)
     return logp_BC, place_BC // words, place_BC % words
 
 

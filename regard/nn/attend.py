@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UsageError
+from regard.native import attend_few, can_attend
 from regard.nn.blockwise import blockwise, share
 from regard.nn.context import Context, How
 from regard.nn.pattern.pattern import Pattern
@@ -97,6 +98,8 @@ def attend(
     bias_BHLM = _bias(bias, raw_BHLK, j_BM, ctx)
     if how == "fused" and bias is None and not causal and not dropout and is_few(q_BHLK, k_BGMK, v_BGMK):
         q, k = score.prepare(q_BHLK, k_BGMK)
+        if can_attend(q, k, v_BGMK):
+            return attend_few(q, k, v_BGMK, score.scale_of(q), allow)
         mask = _once(ctx, j_BM, ("few", pattern, q.shape, k.shape), lambda: mask_of(q, k, allow))
         return for_few(q, k, v_BGMK, score.scale_of(q), mask)
     if how == "fused":

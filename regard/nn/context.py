@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -90,13 +90,15 @@ class Context:
     how: How = "auto"
     known: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    def at(self, name: object) -> Context:
+    def at(self, name: object, **changes: Any) -> Context:
         """The same context, one step deeper."""
-        return replace(self, path=f"{self.path}/{name}" if self.path else str(name))
+        return self.but(path=f"{self.path}/{name}" if self.path else str(name), **changes)
 
     def but(self, **changes: Any) -> Context:
         """The same context with a few fields changed."""
-        return replace(self, **changes)
+        return Context(
+            **{**self.__dict__, **changes}
+        )  # as dataclasses.replace, but for what it asks every time
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What all layers of one call share (a bias, a mask) is made by the first that asks."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UsageError
+from regard.native import can_move, can_place, move_rows, place_rows
 
 if TYPE_CHECKING:
     from regard.nn.cache import Cache
@@ -29,8 +30,13 @@ class Slot:
 
     def fill(self, index_N: Tensor, moved_M: Tensor) -> None:
         """The same where only these of the rows stand elsewhere now: they are written over those that go."""
+        from_M = index_N[moved_M]
+        apart = bool((from_M >= len(index_N)).all())  # nobody is written over who has yet to be read
         for t in self.state:
-            t[moved_M, :, : self.used] = t[index_N[moved_M], :, : self.used]
+            if apart and can_move(t):
+                move_rows(t, moved_M, from_M, t.shape[2] if self.used is None else self.used)
+            else:
+                t[moved_M, :, : self.used] = t[from_M, :, : self.used]
         self.state = tuple(t[: len(index_N)] for t in self.state)
 
     def join(self, other: Slot, held: int, theirs: int) -> None:
@@ -135,8 +141,11 @@ class Every(Slot):
         for room, t in zip(self.state, given, strict=True):
             if more > 0:  # not every source fills them, and what is no number would spoil a sum
                 room[:, :, self.cache.before : end] = 0
-            t_BNLGK = t.unflatten(0, (len(place_BM), -1)).transpose(2, 3)
-            room[row_B1, :, place_BM] = t_BNLGK.flatten(1, 2)
+            new_BMGK = t.unflatten(0, (len(place_BM), -1)).transpose(2, 3).flatten(1, 2)
+            if can_place(room, new_BMGK):
+                place_rows(room, new_BMGK, place_BM)
+            else:
+                room[row_B1, :, place_BM] = new_BMGK
         return self._all(dtype)
 
     def _all(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

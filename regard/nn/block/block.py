@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.dims import Dims
 from regard.nn.context import Context
+from regard.nn.dropout import Dropout
 from regard.nn.ffn import FFN
 from regard.nn.mixer import Mixer
 from regard.nn.norm import Norm
@@ -36,7 +37,7 @@ class Sublayer(nn.Module):
     ) -> None:
         super().__init__()
         self.body, self.norm, self.residual = body.build(dims), norm.build(dims), residual.build(dims)
-        self.order, self.dropout = order, nn.Dropout(dropout)
+        self.order, self.dropout = order, Dropout(dropout)
 
     def say(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """What this sublayer would add, not yet added: reversible stacks need it alone."""

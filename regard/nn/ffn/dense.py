@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.dims import Dims
 from regard.nn.context import Context
+from regard.nn.dropout import Dropout
 from regard.nn.ffn.ffn import ACTIVATIONS, FFN, Activation
 from regard.nn.product import Linear
 from regard.spec import part
@@ -38,7 +39,7 @@ class Dense(FFN):
         hidden = hidden or 4 * dims.width
         self.up = Linear(dims.width, hidden, bias=bias)
         self.down = Linear(hidden, dims.width, bias=bias)
-        self.bend, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
+        self.bend, self.dropout = ACTIVATIONS[activation], Dropout(dropout)
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """W2 f(W1 x)."""

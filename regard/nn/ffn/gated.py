@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.dims import Dims
 from regard.nn.context import Context
+from regard.nn.dropout import Dropout
 from regard.nn.ffn.ffn import ACTIVATIONS, FFN, Activation
 from regard.nn.product import Linear
 from regard.spec import part
@@ -40,7 +41,7 @@ class Gated(FFN):
         hidden = hidden or -(-8 * dims.width // 24) * 8
         self.up = Linear(dims.width, 2 * hidden, bias=bias)
         self.down = Linear(hidden, dims.width, bias=bias)
-        self.bend, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
+        self.bend, self.dropout = ACTIVATIONS[activation], Dropout(dropout)
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """W2 (f(W x) * V x)."""

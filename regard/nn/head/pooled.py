@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.dims import Dims
+from regard.nn.dropout import Dropout
 from regard.nn.head.cost import Cost, nll
 from regard.nn.head.head import Head
 from regard.nn.product import Linear, product
@@ -40,7 +41,7 @@ class Pooled(Head):
         self.turn = Linear(dims.width, dims.width) if turn else None
         self.weight = nn.Parameter(torch.empty(classes, dims.width))
         self.bias = nn.Parameter(torch.zeros(classes))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         nn.init.normal_(self.weight, std=dims.width**-0.5)
 
     def forward(self, x_BLD: Tensor, pos_BL: Tensor | None = None) -> Tensor:

@@ -115,7 +115,7 @@ class _Layers:
             self.randoms[depth, which] = torch.get_rng_state(), get_device_states(x_BLD)[1]
         name, sublayer = self.pairs[depth][which]
         here = self.position.at(depth) if self.position is not None else None
-        return sublayer.say(x_BLD, ctx.at(depth).but(position=here).at(name))
+        return sublayer.say(x_BLD, ctx.at(depth, position=here).at(name))
 
     def again(
         self, depth: int, which: int, x_BLD: Tensor, dy_BLD: Tensor

@@ -11,6 +11,7 @@ from regard.errors import UsageError
 from regard.nn.block import Block
 from regard.nn.compress import settle
 from regard.nn.context import Context
+from regard.nn.dropout import Dropout
 from regard.nn.norm import Norm
 from regard.nn.position import Position
 from regard.nn.stack.stack import Stack
@@ -52,8 +53,8 @@ class Sequential(Stack):
         self.blocks = nn.ModuleList(cycle[depth % len(cycle)].build(dims) for depth in range(dims.layers))
         settle(self.blocks, self.position)
         self.leave = self._last(dims, leave)
-        self.dropout = nn.Dropout(dropout)
-        self.leave_dropout = nn.Dropout(dropout if leave_dropout else 0.0)
+        self.dropout = Dropout(dropout)
+        self.leave_dropout = Dropout(dropout if leave_dropout else 0.0)
 
     def forward(self, x_BLD: Tensor, ctx: Context) -> Tensor:
         """Enter, go down, leave."""
@@ -72,7 +73,7 @@ class Sequential(Stack):
             here = self.position.at(depth) if self.position is not None else None
             if here is not None and here.every and depth:
                 x_BLD = here.add(x_BLD, ctx.pos_BL)
-            x_BLD = block(x_BLD, ctx.at(depth).but(position=here))
+            x_BLD = block(x_BLD, ctx.at(depth, position=here))
             if ctx.layers is not None:
                 ctx.layers.append(x_BLD)
         return x_BLD

@@ -1,0 +1,133 @@
+"""Kernels in C for what PyTorch has none: attention of many rows that ask little each, the words of beams.
+
+`kernels.c` is compiled when regard is installed, once for each kind of processor (see pyproject.toml), which
+needs no more than a C compiler. Where there was none, or the processor is of another kind, everything works
+as well, by PyTorch alone, only slower; `regard doctor` says which it is. During a call other threads run.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable
+from ctypes import CDLL, c_float, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KINDS = {"AVX512": "v4", "AVX2": "v3"}  # what torch calls a processor, and what the compiler does
+MOST = 512  # keys of a query, as in kernels.c
+Three = c_long * 3
+GIVEN: dict[str, list[Any]] = {
+    "attend_few": [*[c_void_p] * 5, c_float, *[c_long] * 7, *[Three] * 4],
+    "place_rows": [*[c_void_p] * 3, *[c_long] * 4, *[Three] * 2],
+    "move_rows": [*[c_void_p] * 3, *[c_long] * 3, Three],
+    "best_words": [*[c_void_p] * 3, *[c_long] * 5, *[c_void_p] * 3],
+}
+
+
+@cache
+def library() -> CDLL | None:
+    """What was compiled for this processor, if it was."""
+    return load(KINDS.get(torch.backends.cpu.get_cpu_capability()))
+
+
+def load(kind: str | None) -> CDLL | None:
+    """What was compiled for a kind of processor, if it was."""
+    path = Path(__file__).parent / f"kernels_{kind}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if kind is None or not path.is_file():
+        return None
+    try:
+        found = CDLL(str(path))
+        for name, given in GIVEN.items():
+            getattr(found, name).argtypes, getattr(found, name).restype = given, None
+    except (OSError, AttributeError):  # compiled for another system, or from an older file
+        return None
+    return found
+
+
+def can_attend(q_BHLK: Tensor, k_BGMK: Tensor, v_BGMK: Tensor) -> bool:
+    """Whether `attend_few` takes these: float32, at most 512 keys."""
+    return k_BGMK.shape[2] <= MOST and _numbers(q_BHLK, k_BGMK, v_BGMK)
+
+
+def attend_few(q_BHLK: Tensor, k_BGMK: Tensor, v_BGMK: Tensor, scale: float, allow: Tensor | None) -> Tensor:
+    """softmax(scale q k^T) v over the keys that are allowed, and only these are read."""
+    (B, H, L, K), (G, M), V = q_BHLK.shape, k_BGMK.shape[1:3], v_BGMK.shape[3]
+    y_BLHV = q_BHLK.new_empty(B, L, H, V)  # heads side by side, as the next matrix reads them
+    seen = None if allow is None else allow.expand(B, H, L, M)
+    if seen is not None and seen.stride(3) != 1:
+        seen = seen.contiguous()
+    given = (q_BHLK, k_BGMK, v_BGMK)
+    where, steps = [t.data_ptr() for t in given], [Three(*t.stride()[:3]) for t in given]
+    mask, step = (None, Three()) if seen is None else (seen.data_ptr(), Three(*seen.stride()[:3]))
+    _kernel("attend_few")(*where, mask, y_BLHV.data_ptr(), scale, B, H, G, L, M, K, V, *steps, step)
+    return y_BLHV.transpose(1, 2)
+
+
+def can_place(room_BGMK: Tensor, new_BNGK: Tensor) -> bool:
+    """Whether `place_rows` takes these: numbers of one kind, from which nothing is learned."""
+    return room_BGMK.dtype == new_BNGK.dtype and _bytes(room_BGMK, new_BNGK)
+
+
+def place_rows(room_BGMK: Tensor, new_BNGK: Tensor, place_BN: Tensor) -> None:
+    """room[b, g, place[b, n]] = new[b, n, g]."""
+    (B, N, G, K), place_BN = new_BNGK.shape, place_BN.contiguous()
+    where = room_BGMK.data_ptr(), new_BNGK.data_ptr(), place_BN.data_ptr()
+    _kernel("place_rows")(
+        *where, B, N, G, K * room_BGMK.element_size(), _in_bytes(room_BGMK), _in_bytes(new_BNGK)
+    )
+
+
+def can_move(room_BGMK: Tensor) -> bool:
+    """Whether `move_rows` takes it: nothing is learned from it, and columns stand one after the other."""
+    return _bytes(room_BGMK) and room_BGMK.stride(2) == room_BGMK.shape[3]
+
+
+def move_rows(room_BGMK: Tensor, to_N: Tensor, from_N: Tensor, columns: int) -> None:
+    """room[to, :, :columns] = room[from, :, :columns]; no row may be both written and read."""
+    size = columns * room_BGMK.shape[3] * room_BGMK.element_size()
+    to_N, from_N = to_N.contiguous(), from_N.contiguous()
+    where = room_BGMK.data_ptr(), to_N.data_ptr(), from_N.data_ptr()
+    _kernel("move_rows")(*where, len(to_N), room_BGMK.shape[1], size, _in_bytes(room_BGMK))
+
+
+def can_choose(logits_NV: Tensor) -> bool:
+    """Whether `best_words` takes these: float32, one row after the other."""
+    return logits_NV.is_contiguous() and _numbers(logits_NV)
+
+
+def best_words(
+    logits_NV: Tensor, alive_BN: Tensor, count: int, end: int | None, barred_B: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best of log softmax(logits) + alive of each sentence: log p, which hypothesis, which word."""
+    (B, N), V, alive_BN = alive_BN.shape, logits_NV.shape[1], alive_BN.double().contiguous()
+    logp_BC, which_2BC = alive_BN.new_empty(B, count), torch.empty(2, B, count, dtype=torch.int64)
+    barred_B = None if barred_B is None else barred_B.contiguous()
+    given = logits_NV.data_ptr(), alive_BN.data_ptr(), None if barred_B is None else barred_B.data_ptr()
+    found = logp_BC.data_ptr(), which_2BC[0].data_ptr(), which_2BC[1].data_ptr()
+    _kernel("best_words")(*given, -1 if end is None else end, B, N, V, count, *found)
+    return logp_BC, which_2BC[0], which_2BC[1]
+
+
+def _kernel(name: str) -> Callable[..., None]:
+    found = library()
+    assert found is not None, "ask first whether it is there"
+    return getattr(found, name)  # type: ignore[no-any-return]
+
+
+def _numbers(*given: Tensor) -> bool:
+    return all(t.dtype == torch.float32 for t in given) and _bytes(*given)
+
+
+def _bytes(*given: Tensor) -> bool:
+    if library() is None or torch.compiler.is_compiling():
+        return False
+    return all(t.device.type == "cpu" and t.stride(-1) == 1 and not t.requires_grad for t in given)
+
+
+def _in_bytes(t: Tensor) -> Any:
+    size = t.element_size()
+    return Three(*(size * step for step in t.stride()[:3]))

@@ -1,0 +1,180 @@
+"""Kernels in C against their slow twins: of every kind that was compiled and that this processor can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import native
+from regard.decode import Rules, generate
+from regard.decode.beam import candidates
+
+CAN = {"AVX512": ["v4", "v3"], "AVX2": ["v3"]}.get(torch.backends.cpu.get_cpu_capability(), [])
+
+
+@pytest.fixture(params=["v4", "v3"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """One kind of kernels, in place of the best."""
+    if request.param not in CAN:
+        pytest.skip(f"this processor cannot run kernels of kind {request.param}")
+    if (found := native.load(request.param)) is None:
+        pytest.skip(f"kernels of kind {request.param} were not compiled")
+    monkeypatch.setattr(native, "library", lambda: found)
+    yield request.param
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, scale: float, allow: Tensor | None) -> Tensor:
+    """In float64, head by head: softmax over what is seen; who sees nothing reads nothing."""
+    heads, groups = q.shape[1], k.shape[1]
+    of = torch.arange(heads) * groups // heads
+    s = scale * q.double() @ k.double()[:, of].mT
+    if allow is not None:
+        s = s.masked_fill(~allow, -torch.inf)
+    return torch.softmax(s, -1).nan_to_num(0.0) @ v.double()[:, of]
+
+
+def test_kernels_are_compiled_where_the_suite_runs() -> None:
+    """A build that silently failed would leave everything below skipped."""
+    assert not CAN or native.library() is not None, "install regard again: its kernels were not compiled"
+
+
+@pytest.mark.parametrize("heads, groups", [(4, 4), (8, 2), (3, 3), (6, 1)])
+@pytest.mark.parametrize("size, wide", [(32, 32), (64, 64), (16, 48), (5, 7)])
+@pytest.mark.parametrize("keys", [1, 4, 17, 512])
+@pytest.mark.parametrize("seen", ["all", "some", "by head"])
+def test_attention(kind: str, heads: int, groups: int, size: int, wide: int, keys: int, seen: str) -> None:
+    """As the formula says, from views of larger buffers; what is not seen is not even read."""
+    q = torch.randn(3, 5, heads, 2 * size)[..., :size].transpose(1, 2)
+    k, v = torch.randn(3, groups, keys + 3, size)[:, :, :keys], torch.randn(3, groups, keys, wide)
+    allow = None
+    if seen != "all":
+        allow = torch.rand(3, heads if seen == "by head" else 1, 5, keys) < 0.4
+        allow[1, :, 2] = False
+        if heads == groups and seen == "some":
+            gone = ~allow.any(2)[:, 0]  # keys that nobody sees
+            k, v = (t.masked_fill(gone[:, None, :, None], torch.nan) for t in (k, v))
+    assert native.can_attend(q, k, v)
+    found = native.attend_few(q, k, v, 0.3, allow)
+    wanted = formula(q, k.nan_to_num(0.0), v.nan_to_num(0.0), 0.3, allow)
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() <= 5e-6
+    assert allow is None or not found[1, :, 2].any()
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_scores_far_apart(kind: str, heads: int) -> None:
+    """Weights below what a float holds are nothing; large scores do not overflow."""
+    q, k, v = torch.full((1, heads, 1, 16), 10.0), torch.zeros(1, heads, 9, 16), torch.randn(1, heads, 9, 16)
+    k[0, :, 3], k[0, :, 5], k[0, :, 7] = 10.0, 10.0, -10.0
+    found = native.attend_few(q, k, v, 1.0, None)
+    assert (found[0, :, 0] - (v[0, :, 3] + v[0, :, 5]) / 2).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_what_is_no_number_shows(kind: str, heads: int) -> None:
+    """A key that is seen and is no number must not become one."""
+    q, k, v = (torch.randn(2, heads, 3, 32) for _ in range(3))
+    k[0, :, 1, 4] = torch.nan
+    found = native.attend_few(q, k, v, 1.0, None)
+    assert found[0].isnan().all() and not found[1].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
+def test_rows_are_placed_and_moved(kind: str, dtype: torch.dtype) -> None:
+    """As indices do, for numbers of any size."""
+    room, new = torch.randn(4, 3, 9, 5).mul(50).to(dtype), torch.randn(4, 6, 3, 5).mul(50).to(dtype)
+    place = torch.stack([torch.randperm(9)[:6] for _ in range(4)])
+    wanted = room.clone()
+    wanted[torch.arange(4)[:, None], :, place] = new
+    assert native.can_place(room, new) and native.can_move(room)
+    native.place_rows(room, new, place)
+    assert torch.equal(room, wanted)
+    wanted[:2, :, :7] = wanted[[3, 2], :, :7]
+    native.move_rows(room, torch.tensor([0, 1]), torch.tensor([3, 2]), 7)
+    assert torch.equal(room, wanted)
+
+
+@pytest.mark.parametrize("vocab", [3, 64, 100, 1000])
+@pytest.mark.parametrize("alive", [1, 5])
+@pytest.mark.parametrize("barred", [False, True])
+def test_the_best_words(
+    kind: str, vocab: int, alive: int, barred: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What PyTorch's log softmax and topk find, also where words are excluded and sentences may not end."""
+    logits, logp = torch.randn(7 * alive, vocab) * 4, -torch.rand(7, alive).double() * 9
+    logits[2, 1] = -torch.inf
+    logits[:, 2] += 6  # an end that would often be taken
+    barred_B = torch.arange(7) % 2 == 0 if barred else None
+    found = candidates(logits.clone(), logp, 5, 2, barred_B)
+    monkeypatch.setattr(native, "library", lambda: None)
+    wanted = candidates(logits.clone(), logp, 5, 2, barred_B)
+    real = wanted[0] > -torch.inf  # where there are too few, nobody asks which they are
+    assert torch.equal(real, found[0] > -torch.inf)
+    assert (found[0] - wanted[0])[real].abs().max() <= 2e-6
+    assert all(
+        torch.equal(ours[real], theirs[real]) for ours, theirs in zip(found[1:], wanted[1:], strict=True)
+    )
+
+
+def test_words_that_are_alike_come_in_order(kind: str) -> None:
+    """The first of them first, whatever stands between."""
+    logits = torch.zeros(2, 200)
+    _, parent, word = candidates(logits, torch.zeros(1, 2, dtype=torch.float64), 3)
+    assert parent.tolist() == [[0] * 6] and word.tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_logits_far_apart(kind: str) -> None:
+    """log p of words that a float's e^x cannot hold is still right."""
+    logits = torch.tensor([[0.0, -200.0, 50.0, 49.0]])
+    logp, _, word = candidates(logits.clone(), torch.zeros(1, 1, dtype=torch.float64), 2)
+    assert word.tolist() == [[2, 3, 0, 1]]
+    assert (logp - torch.log_softmax(logits.double(), -1)[:, [2, 3, 0, 1]]).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize("cache", ["full", "int8"])
+@pytest.mark.parametrize("system", ["vanilla", "gpt", "llama"])
+def test_beams_are_the_same_with_and_without(
+    kind: str, system: str, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole searches with sentences that leave and join: the same answers, and every kernel was asked."""
+    monkeypatch.setattr(regard.nn.sums, "ROWS", 1)
+    recipe = regard.system(system, vocab=60, width=64, heads=4, layers=2, length=64)
+    model = regard.build(recipe, seed=1).eval()
+    sizes = [3 + n % 9 for n in range(40)]
+    prompts = [torch.randint(4, 60, (1 if system == "vanilla" else size,)).tolist() for size in sizes]
+    sources = [torch.randint(4, 60, (size,)).tolist() for size in sizes] if system == "vanilla" else None
+    rules = Rules(method="beam", beam=4, length=12, nbest=2, cache=cache)
+    asked: set[str] = set()
+    way = native._kernel
+    monkeypatch.setattr(native, "_kernel", lambda name: asked.add(name) or way(name))  # type: ignore[func-returns-value]
+    found = generate(model, prompts, sources, rules, eos=2, budget=1200)
+    assert asked == set(native.GIVEN)
+    monkeypatch.setattr(native, "library", lambda: None)
+    wanted = generate(model, prompts, sources, rules, eos=2, budget=1200)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert [h.ids for h in ours] == [h.ids for h in theirs]
+        most = 1e-4 if cache == "full" else 1e-2  # a byte of a key may fall to the other side
+        assert max(abs(a.logp - b.logp) for a, b in zip(ours, theirs, strict=True)) <= most
+
+
+def test_what_is_learned_from_goes_another_way(kind: str) -> None:
+    """A kernel has no gradient."""
+    q, k, v = (torch.randn(2, 4, 3, 32, requires_grad=True) for _ in range(3))
+    assert not native.can_attend(q, k, v) and not native.can_move(k) and not native.can_place(k, k)
+    assert not native.can_attend(*(t.detach().double() for t in (q, k, v)))
+
+
+def test_a_file_that_is_missing_or_broken_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither may cost an answer."""
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    assert native.load("v3") is None and native.load(None) is None
+    suffix = native.sysconfig.get_config_var("EXT_SUFFIX")
+    (tmp_path / f"kernels_v3{suffix}").write_bytes(b"\x7fELF no library")
+    assert native.load("v3") is None
