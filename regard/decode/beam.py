@@ -75,15 +75,17 @@ class Pool:
             stacked(self.ids_BNL, other.ids_BNL, 2, empty=-1),
         )
 
-    def read(self, row: int) -> list[Hypothesis]:
-        """The finished hypotheses of one sentence."""
-        answers = zip(
-            self.score_BN[row].tolist(), self.logp_BN[row].tolist(), self.ids_BNL[row].tolist(), strict=True
-        )
+    def read(self, index_B: Tensor) -> list[list[Hypothesis]]:
+        """The finished hypotheses of some sentences."""
+        some = self.pick(index_B)
+        sentences = zip(some.score_BN.tolist(), some.logp_BN.tolist(), some.ids_BNL.tolist(), strict=True)
         return [
-            Hypothesis(_real(ids), logp, score, None, "eos")
-            for score, logp, ids in answers
-            if score > -torch.inf
+            [
+                Hypothesis(_real(ids), logp, score, None, "eos")
+                for score, logp, ids in zip(*sentence, strict=True)
+                if score > -torch.inf
+            ]
+            for sentence in sentences
         ]
 
 
@@ -155,7 +157,7 @@ class Beams:
         parent_BN, self.token_BN = parent_BC.gather(1, which_BN), token_BC.gather(1, which_BN)
         self.ids_BNL = torch.cat([_rows(self.ids_BNL, parent_BN), self.token_BN[..., None]], -1)
         over_B = self._over()
-        done = [self._answers(place) for place in over_B.nonzero()[:, 0].tolist()]
+        done = self._answers(over_B.nonzero()[:, 0]) if bool(over_B.any()) else []
         stay_B = _staying(over_B)
         if len(stay_B):
             _move(self.session, parent_BN, before, stay_B)
@@ -196,12 +198,14 @@ class Beams:
             over_B |= self.pool.score_BN[:, -1] >= best_B / _penalties(self.limit_B, rules.alpha)
         return over_B
 
-    def _answers(self, place: int) -> tuple[int, list[Hypothesis]]:
-        found, nbest = self.pool.read(place), self.rules.nbest
-        if len(found) < nbest:
-            over = penalty(int(self.length_B[place]), self.rules.alpha)
-            found += _cut_off(self.alive_BN[place], self.ids_BNL[place], over)[: nbest - len(found)]
-        return int(self.number_B[place]), found
+    def _answers(self, over_B: Tensor) -> list[tuple[int, list[Hypothesis]]]:
+        """Of those who are done: what has ended, and where that is too little, what is cut off."""
+        answers, nbest = self.pool.read(over_B), self.rules.nbest
+        for place, found in zip(over_B.tolist(), answers, strict=True):
+            if len(found) < nbest:
+                over = penalty(int(self.length_B[place]), self.rules.alpha)
+                found += _cut_off(self.alive_BN[place], self.ids_BNL[place], over)[: nbest - len(found)]
+        return list(zip(self.number_B[over_B].tolist(), answers, strict=True))
 
     def _leave(self, stay_B: Tensor) -> None:
         """Only these sentences go on; columns that none of them fills are let go of."""
@@ -224,18 +228,20 @@ def search(
     return [answers[number] for number in range(len(limits))]
 
 
-def searched(begin: Callable[[list[int]], Beams], waiting: Waiting) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """The best answers of all sentences that wait, as they are found: where some are done, others come in."""
+def searched(
+    begin: Callable[[list[int]], Beams], waiting: Waiting
+) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
+    """The best answers of all sentences that wait, step by step: where some are done, others come in."""
     beams = begin(numbers) if (numbers := waiting.take()) else None
     while beams is not None:
-        yield from beams.choose()
+        yield beams.choose()
         if not len(beams):
             beams = None  # before others come, who need as much memory
             beams = begin(numbers) if (numbers := waiting.take()) else None
             continue
         if beams.joins and (numbers := waiting.take(beams.number_B.tolist())):
             fresh = begin(numbers)
-            yield from fresh.choose()
+            yield fresh.choose()
             if len(fresh):
                 beams.join(fresh)
         beams.step()

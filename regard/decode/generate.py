@@ -65,22 +65,24 @@ def generate(
         starts, read, longest = some(numbers)
         return Beams(Session(writer, starts, read, rules.cache), longest, numbers, rules, eos)
 
-    def write(worker: int) -> Iterator[tuple[int, list[Hypothesis]]]:
+    def write(worker: int) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
         if rules.method == "beam" and rules.beam > 1:
-            for number, hypotheses in searched(begin, lines[worker]):
-                yield number, _said(hypotheses, decode)
+            for done in searched(begin, lines[worker]):
+                if done:
+                    yield [(number, _said(hypotheses, decode)) for number, hypotheses in done]
         else:
             while numbers := lines[worker].take():
                 found = _token_by_token(writer, *some(numbers), rules, eos, decode)
-                yield from zip(numbers, found, strict=True)
+                yield list(zip(numbers, found, strict=True))
 
     if answers and progress is not None:
         progress(len(answers), len(prompts))
     with at_rest(writer):
-        for number, hypotheses in side_by_side(write, count):
-            answers[number] = hypotheses
-            if progress is not None:
-                progress(len(answers), len(prompts))
+        for done in side_by_side(write, count):
+            for number, hypotheses in done:
+                answers[number] = hypotheses
+                if progress is not None:
+                    progress(len(answers), len(prompts))
     return [answers[number] for number in range(len(prompts))]
 
 
