@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from regard.errors import UsageError
 from regard.heap import in_large_pages
 from regard.model import Model
+from regard.native import reads_rows, row_of_bytes
 from regard.nn.ffn import Dense, Gated
 from regard.nn.head import Head, Linear
 from regard.nn.mixer import Attention
@@ -126,9 +127,17 @@ class Whole(Packed):
             self.laid = torch.ops.onednn.qlinear_prepack(whole, None)
         self.zero, self.bias = torch.zeros(len(weight), dtype=torch.int64), bias
         self.packed_bytes = whole.nbytes if self.held is None else 2 * whole.nbytes
+        self.whole = whole if self.held is None and reads_rows() else None  # as one row is multiplied best
+        if self.whole is not None:
+            self.total = whole.sum(1, dtype=torch.int64)
+            in_large_pages([self.whole])
 
     def forward(self, x: Tensor) -> Tensor:
         """Bytes of x are written from 1 to 255, with 128 for zero."""
+        if self.whole is not None and x.numel() == x.shape[-1] and x.dtype == torch.float32:
+            row = torch.ops.regard.row_of_bytes if torch.compiler.is_compiling() else row_of_bytes
+            y: Tensor = row(x, self.whole, self.scale, self.total, self.bias)
+            return y.view(*x.shape[:-1], -1)
         scale = x.abs().amax(-1, keepdim=True).mul_(1 / 127).clamp_(min=1e-30)
         if self.held is None:
             whole = torch.div(x, scale).add_(128.5).to(torch.uint8)
@@ -180,6 +189,11 @@ def _held(x: Tensor, number: int, rows: int) -> Tensor:
 LIBRARY.define("held(Tensor x, int number, int rows) -> Tensor")
 LIBRARY.impl("held", _held, "CPU")
 LIBRARY.impl("held", lambda x, number, rows: x.new_empty(*x.shape[:-1], rows), "Meta")
+
+
+LIBRARY.define("row_of_bytes(Tensor x, Tensor whole, Tensor scale, Tensor total, Tensor? bias) -> Tensor")
+LIBRARY.impl("row_of_bytes", row_of_bytes, "CPU")
+LIBRARY.impl("row_of_bytes", lambda x, whole, scale, total, bias: x.new_empty(len(whole)), "Meta")
 
 
 class PackedHead(Head):

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 import regard
+import regard.packed
 from regard import native
 from regard.decode import Rules, generate
 from regard.decode.beam import candidates
+from regard.packed import Whole, sums_bytes
 
 CAN = {"AVX512": ["v4", "v3"], "AVX2": ["v3"]}.get(torch.backends.cpu.get_cpu_capability(), [])
 
@@ -156,7 +158,7 @@ def test_beams_are_the_same_with_and_without(
     way = native._kernel
     monkeypatch.setattr(native, "_kernel", lambda name: asked.add(name) or way(name))  # type: ignore[func-returns-value]
     found = generate(model, prompts, sources, rules, eos=2, budget=1200)
-    assert asked == set(native.GIVEN)
+    assert asked == set(native.GIVEN) - {"row_times", "row_of_bytes"}
     monkeypatch.setattr(native, "library", lambda: None)
     wanted = generate(model, prompts, sources, rules, eos=2, budget=1200)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -181,3 +183,52 @@ def test_a_file_that_is_missing_or_broken_is_done_without(
     suffix = native.sysconfig.get_config_var("EXT_SUFFIX")
     (tmp_path / f"kernels_v3{suffix}").write_bytes(b"\x7fELF no library")
     assert native.load("v3") is None
+
+
+@pytest.mark.parametrize("rows, size", [(1, 1), (3, 64), (5, 130), (257, 192)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_one_row_times_a_matrix(kind: str, rows: int, size: int, biased: bool) -> None:
+    """Also where its numbers are no multiple of what is multiplied at once."""
+    x, weight, bias = torch.randn(1, size), torch.randn(rows, size), torch.randn(rows) if biased else None
+    wanted = torch.nn.functional.linear(*(None if t is None else t.double() for t in (x, weight, bias)))
+    assert (native.row_times(x, weight, bias) - wanted[0]).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize("rows, size", [(1, 1), (3, 128), (5, 130), (257, 768)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_one_row_times_a_matrix_of_bytes(kind: str, rows: int, size: int, biased: bool) -> None:
+    """The twin of `Whole` for several rows; nothing of the sums is cut off, no number of x too large."""
+    if kind == "v4" and not sums_bytes():
+        pytest.skip("this processor does not multiply bytes")
+    weight, bias = torch.randn(rows, size), torch.randn(rows) if biased else None
+    for x in (
+        torch.randn(size),
+        torch.ones(size),
+        -torch.ones(size),
+        torch.zeros(size),
+        1e6 * torch.randn(size),
+    ):
+        twin = Whole(weight, bias)
+        whole = (weight / twin.scale[:, None]).round().to(torch.int8)
+        found = native.row_of_bytes(x, whole, twin.scale, whole.sum(1, dtype=torch.int64), bias)
+        wanted = twin(torch.stack([x, x]))[0]
+        assert (found - wanted).abs().max() <= 1e-5 * (1 + wanted.abs().max())
+
+
+def test_whole_numbers_of_one_row_are_those_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel and by oneDNN: who answers alone gets what he would get among others."""
+    layer, x = Whole(torch.randn(300, 200), torch.randn(300)), torch.randn(4, 200)
+    if layer.whole is None:
+        pytest.skip("no kernel was compiled for this processor")
+    called: list[int] = []
+    kernel = regard.packed.row_of_bytes
+    monkeypatch.setattr(regard.packed, "row_of_bytes", lambda *given: called.append(1) or kernel(*given))  # type: ignore[func-returns-value]
+    alone = torch.cat([layer(row[None]) for row in x])
+    assert len(called) == 4
+    assert (alone - layer(x)).abs().max() <= 1e-5 * layer(x).abs().max()
+    assert len(called) == 4
+    torch.library.opcheck(
+        torch.ops.regard.row_of_bytes.default,
+        (x[0], layer.whole, layer.scale, layer.total, layer.bias),
+        test_utils=["test_schema", "test_faketensor"],
+    )

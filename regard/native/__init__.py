@@ -1,4 +1,5 @@
-"""Kernels in C for what PyTorch has none: attention of many rows that ask little each, the words of beams.
+"""Kernels in C for what PyTorch has none: attention of many rows that ask little each, the words of beams,
+one row times a matrix.
 
 `kernels.c` is compiled when regard is installed, once for each kind of processor (see pyproject.toml), which
 needs no more than a C compiler. Where there was none, or the processor is of another kind, everything works
@@ -25,6 +26,8 @@ GIVEN: dict[str, list[Any]] = {
     "place_rows": [*[c_void_p] * 3, *[c_long] * 4, *[Three] * 2],
     "move_rows": [*[c_void_p] * 3, *[c_long] * 3, Three],
     "best_words": [*[c_void_p] * 3, *[c_long] * 5, *[c_void_p] * 3],
+    "row_times": [*[c_void_p] * 4, *[c_long] * 2],
+    "row_of_bytes": [*[c_void_p] * 7, *[c_long] * 2],
 }
 
 
@@ -110,6 +113,33 @@ def best_words(
     found = logp_BC.data_ptr(), which_2BC[0].data_ptr(), which_2BC[1].data_ptr()
     _kernel("best_words")(*given, -1 if end is None else end, B, N, V, count, *found)
     return logp_BC, which_2BC[0], which_2BC[1]
+
+
+@cache
+def reads_rows() -> bool:
+    """Whether `row_times` is quicker than PyTorch, and `row_of_bytes` than oneDNN, which must sum bytes
+    without loss: on AVX512.
+    """
+    return library() is not None and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def row_times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b for one row, in float32, W whole."""
+    x, y = x.contiguous(), x.new_empty(len(weight))
+    given = x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
+    _kernel("row_times")(*given, *weight.shape)
+    return y
+
+
+def row_of_bytes(
+    x: Tensor, whole: Tensor, scale: Tensor, total: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """The same where W is whole * scale, and x is rounded to a byte each. total is whole.sum(1)."""
+    x, y, held = x.contiguous(), x.new_empty(len(whole)), x.new_empty(x.numel(), dtype=torch.uint8)
+    given = [t.data_ptr() for t in (x, whole, scale, total)]
+    more = None if bias is None else bias.data_ptr(), y.data_ptr(), held.data_ptr()
+    _kernel("row_of_bytes")(*given, *more, *whole.shape)
+    return y
 
 
 def _kernel(name: str) -> Callable[..., None]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.native import reads_rows, row_times
 from regard.nn.uncompiled import constant
 
 LEAST = 2**16  # smaller matrices lie in a cache, where one thread is as quick
@@ -23,20 +24,25 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b.
 
     One row, as when a model writes token by token, takes as long as the matrix takes to be read. On a CPU,
-    PyTorch leaves that to one thread, which reads half as fast as memory allows. As a batch of smaller
-    products, a share of the rows of W each (or of its columns, if it stands so), all threads read.
+    PyTorch leaves that to one thread, which reads half as fast as memory allows. Here all threads read, a
+    share of the rows of W each (or of its columns, if it stands so).
     """
     if x.numel() != x.shape[-1] or not _splits(x, weight):
         return F.linear(x, weight, bias)
     # a compiler would write a kernel of its own for it, which is slower
-    y = torch.ops.regard.shares(x, weight) if torch.compiler.is_compiling() else _shares(x, weight)
-    y = y if bias is None else y + bias
+    y = (torch.ops.regard.row if torch.compiler.is_compiling() else _row)(x, weight, bias)
     return y.view(*x.shape[:-1], len(weight))
 
 
+def _row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.is_contiguous() and (bias is None or bias.is_contiguous()) and reads_rows():
+        return row_times(x, weight, bias)
+    return _shares(x, weight) if bias is None else _shares(x, weight) + bias
+
+
 def _shares(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T of one row, each thread a share of the rows of W, or of its columns, if these are what stands
-    one after the other."""
+    """x W^T of one row as a batch of smaller products: each thread a share of the rows of W, or of its
+    columns, if these are what stands one after the other."""
     threads, (rows, width) = torch.get_num_threads(), weight.shape
     if not weight.is_contiguous():
         share, x = width // threads, x.reshape(width)
@@ -51,9 +57,9 @@ def _shares(x: Tensor, weight: Tensor) -> Tensor:
 
 
 LIBRARY = torch.library.Library("regard", "DEF")
-LIBRARY.define("shares(Tensor x, Tensor weight) -> Tensor")
-LIBRARY.impl("shares", _shares, "CPU")
-LIBRARY.impl("shares", lambda x, weight: x.new_empty(len(weight)), "Meta")
+LIBRARY.define("row(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+LIBRARY.impl("row", _row, "CPU")
+LIBRARY.impl("row", lambda x, weight, bias: x.new_empty(len(weight)), "Meta")
 
 
 def _splits(x: Tensor, weight: Tensor) -> bool:

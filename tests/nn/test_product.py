@@ -8,8 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard.native import reads_rows
 from regard.nn import product as module
 from regard.nn.product import Linear, product
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By the kernel in C, if there is one, and by PyTorch."""
+    if request.param == "torch":
+        monkeypatch.setattr(module, "reads_rows", lambda: False)
+    elif not reads_rows():
+        pytest.skip("no kernel was compiled for this processor")
+    return str(request.param)
 
 
 @pytest.fixture(params=[2, 3])
@@ -26,9 +37,9 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("rows", [1, 2, 6, 31])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("by", ["rows", "columns"])
-@pytest.mark.parametrize("width", [24, 25])
+@pytest.mark.parametrize("width", [24, 25, 89])
 def test_a_row_is_the_product_of_its_shares(
-    threads: int, shape: tuple[int, ...], rows: int, biased: bool, by: str, width: int
+    way: str, threads: int, shape: tuple[int, ...], rows: int, biased: bool, by: str, width: int
 ) -> None:
     """Also where the rows or columns of W do not divide among the threads, or are fewer."""
     x, bias = torch.randn(*shape[:-1], width), torch.randn(rows) if biased else None
@@ -42,7 +53,7 @@ def test_a_row_is_the_product_of_its_shares(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
 @pytest.mark.parametrize("by", ["rows", "columns"])
-def test_a_compiled_row_is_the_same(threads: int, by: str) -> None:
+def test_a_compiled_row_is_the_same(way: str, threads: int, by: str) -> None:
     """In one graph, by an operator that the compiler does not look into."""
     x, weight, bias = torch.randn(1, 1, 24), torch.randn(31, 24), torch.randn(31)
     weight = weight if by == "rows" else weight.mT.contiguous().mT
@@ -51,15 +62,17 @@ def test_a_compiled_row_is_the_same(threads: int, by: str) -> None:
     with torch.no_grad():
         assert torch.equal(program(x, weight, bias), product(x, weight, bias))
     torch.library.opcheck(
-        torch.ops.regard.shares.default, (x, weight), test_utils=["test_schema", "test_faketensor"]
+        torch.ops.regard.row.default, (x, weight, bias), test_utils=["test_schema", "test_faketensor"]
     )
 
 
-def test_all_threads_are_asked_for_one_row_only(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_are_asked_for_one_row_only(
+    way: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not for two, not where something is learned, not in half precision."""
     split: list[int] = []
-    bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: split.append(len(a)) or bmm(a, b))  # type: ignore[func-returns-value]
+    row = module._row
+    monkeypatch.setattr(module, "_row", lambda *given: split.append(1) or row(*given))  # type: ignore[func-returns-value]
     layer = Linear(24, 12)
     layer(torch.randn(1, 24)).sum().backward()
     assert layer.weight.grad is not None
@@ -72,4 +85,6 @@ def test_all_threads_are_asked_for_one_row_only(threads: int, monkeypatch: pytes
             layer(torch.randn(1, 24))
         assert not split
         layer(torch.randn(1, 24))
-    assert split == [threads]
+        assert split == [1]
+        layer(torch.randn(24, 2)[:, 1])  # whose numbers stand apart
+    assert split == [1, 1]
