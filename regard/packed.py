@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from regard.errors import UsageError
 from regard.heap import in_large_pages
 from regard.model import Model
-from regard.native import reads_rows, row_of_bytes
+from regard.native import multiplies, panels, row_of_bytes, rows_times
 from regard.nn.ffn import Dense, Gated
 from regard.nn.head import Head, Linear
 from regard.nn.mixer import Attention
 from regard.nn.product import LIBRARY, product
 
 Precision = Literal["fp32", "bf16", "int8"]
+SMALL = 2**18  # numbers of a matrix that stays near, 1 MiB
 HOLDERS = (Attention, Dense, Gated)  # who only multiplies by its matrices, and makes no hash of the answer
 
 
@@ -66,12 +67,15 @@ def _matrix(weight: Tensor, bias: Tensor | None, precision: Precision) -> Packed
 class Packed(nn.Module):
     """y = x W^T + b, for any number of rows.
 
-    packed_bytes is what one product reads.
+    packed_bytes is what one product reads. A small matrix stays near: there, what oneDNN does before it
+    multiplies costs more than the product of some rows, so that it is left to a kernel of our own.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.plain, self.laid, self.bias = weight, self.lay(weight), bias
+        self.plain, self.bias = weight, bias
+        self.small = weight.numel() <= SMALL and weight.dtype == torch.float32 and multiplies()
+        self.laid = panels(weight) if self.small else self.lay(weight)
         self.packed_bytes = weight.nbytes
         if torch.backends.cpu.get_cpu_capability() == "AVX2":  # there, columns are read quicker than rows
             self.plain = weight.t().contiguous().t()
@@ -86,6 +90,9 @@ class Packed(nn.Module):
         """One row is read by all threads as it is; several are multiplied by oneDNN."""
         if x.numel() == x.shape[-1]:
             return product(x, self.plain, self.bias)
+        if self.small and x.dtype == torch.float32:
+            rows = torch.ops.regard.rows if torch.compiler.is_compiling() else rows_times
+            return cast(Tensor, rows(x, self.laid, self.bias, len(self.plain)))
         return _multiplied(x, self.laid, self.bias)
 
 
@@ -127,7 +134,7 @@ class Whole(Packed):
             self.laid = torch.ops.onednn.qlinear_prepack(whole, None)
         self.zero, self.bias = torch.zeros(len(weight), dtype=torch.int64), bias
         self.packed_bytes = whole.nbytes if self.held is None else 2 * whole.nbytes
-        self.whole = whole if self.held is None and reads_rows() else None  # as one row is multiplied best
+        self.whole = whole if self.held is None and multiplies() else None  # as one row is multiplied best
         if self.whole is not None:
             self.total = whole.sum(1, dtype=torch.int64)
             in_large_pages([self.whole])
@@ -191,6 +198,9 @@ LIBRARY.impl("held", _held, "CPU")
 LIBRARY.impl("held", lambda x, number, rows: x.new_empty(*x.shape[:-1], rows), "Meta")
 
 
+LIBRARY.define("rows(Tensor x, Tensor laid, Tensor? bias, int count) -> Tensor")
+LIBRARY.impl("rows", rows_times, "CPU")
+LIBRARY.impl("rows", lambda x, laid, bias, count: x.new_empty(*x.shape[:-1], count), "Meta")
 LIBRARY.define("row_of_bytes(Tensor x, Tensor whole, Tensor scale, Tensor total, Tensor? bias) -> Tensor")
 LIBRARY.impl("row_of_bytes", row_of_bytes, "CPU")
 LIBRARY.impl("row_of_bytes", lambda x, whole, scale, total, bias: x.new_empty(len(whole)), "Meta")
@@ -236,4 +246,4 @@ def _of_bytes(whole: Tensor, laid: Tensor, scale: Tensor, zero: Tensor) -> Tenso
 
 
 def _multiplied(x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:
-    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, laid, bias, "none", [], ""))
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(x, laid, bias, "none", [], ""))

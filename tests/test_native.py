@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 import regard
+import regard.nn.norm
 import regard.packed
 from regard import native
 from regard.decode import Rules, generate
 from regard.decode.beam import candidates
-from regard.packed import Whole, sums_bytes
+from regard.dims import Dims
+from regard.packed import Packed, Whole, sums_bytes
 
 CAN = {"AVX512": ["v4", "v3"], "AVX2": ["v3"]}.get(torch.backends.cpu.get_cpu_capability(), [])
 
@@ -158,7 +160,7 @@ def test_beams_are_the_same_with_and_without(
     way = native._kernel
     monkeypatch.setattr(native, "_kernel", lambda name: asked.add(name) or way(name))  # type: ignore[func-returns-value]
     found = generate(model, prompts, sources, rules, eos=2, budget=1200)
-    assert asked == set(native.GIVEN) - {"row_times", "row_of_bytes"}
+    assert asked == set(native.GIVEN) - {"row_times", "row_of_bytes", "rows_times"}
     monkeypatch.setattr(native, "library", lambda: None)
     wanted = generate(model, prompts, sources, rules, eos=2, budget=1200)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -232,3 +234,74 @@ def test_whole_numbers_of_one_row_are_those_of_several(monkeypatch: pytest.Monke
         (x[0], layer.whole, layer.scale, layer.total, layer.bias),
         test_utils=["test_schema", "test_faketensor"],
     )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [1, 3, 4, 11, 12, 25, 200])
+@pytest.mark.parametrize("count, size", [(1, 1), (16, 5), (31, 64), (33, 128), (144, 100)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_some_rows_times_a_matrix(
+    kind: str, threads: int, rows: int, count: int, size: int, biased: bool
+) -> None:
+    """Also where neither rows nor columns are multiples of what is multiplied at once."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    x = torch.randn(rows, 2, size)[:, 0] / size**0.5
+    weight, bias = torch.randn(count, size), torch.randn(count)
+    found = native.rows_times(x, native.panels(weight), bias if biased else None, count)
+    wanted = torch.nn.functional.linear(x.double(), weight.double(), bias.double() if biased else None)
+    torch.set_num_threads(before)
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() <= 1e-5
+
+
+def test_small_matrices_are_multiplied_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of packed models in fp32; large ones, and other numbers, are oneDNN's."""
+    if not native.multiplies():
+        pytest.skip("no kernel was compiled for this processor")
+    x, weight, bias = torch.randn(3, 4, 64) / 8, torch.randn(40, 64), torch.randn(40)
+    asked: list[str] = []
+    way = native._kernel
+    monkeypatch.setattr(native, "_kernel", lambda name: asked.append(name) or way(name))  # type: ignore[func-returns-value]
+    near = Packed(weight, bias)
+    monkeypatch.setattr(regard.packed, "SMALL", 40 * 64 - 1)
+    far = Packed(weight, bias)
+    assert (near(x) - far(x)).abs().max() <= 1e-5 and near(x).shape == (3, 4, 40)
+    assert near(x[:0]).shape == (0, 4, 40)
+    assert asked == ["rows_times"] * 3 and near.small and not far.small
+    torch.library.opcheck(
+        torch.ops.regard.rows.default, (x, near.laid, bias, 40), test_utils=["test_schema", "test_faketensor"]
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (2, 3, 64), (300, 128)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_norms(kind: str, shape: tuple[int, ...], biased: bool) -> None:
+    """By the formula, where mean and variance differ from row to row, and where a row is constant."""
+    x, weight, bias = torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
+    x = x * 10 ** torch.randn(*shape[:-1], 1) + torch.randn(*shape[:-1], 1)
+    x[0] = 3.0
+    found = native.norm_rows(x, weight, bias if biased else None, 1e-5)
+    apart = x.double() - x.double().mean(-1, keepdim=True)
+    wanted = apart / (apart.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + (bias if biased else 0)
+    twin = torch.nn.functional.layer_norm(x, shape[-1:], weight, bias if biased else None, 1e-5)
+    assert (found - wanted).abs().max() <= max(1e-5, 2 * float((twin - wanted).abs().max()))
+    root = native.norm_rows(x, weight, None, 1e-6, centred=False)
+    wanted = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    assert (root - wanted).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("norm", [regard.nn.norm.Layer, regard.nn.norm.Rms])
+def test_norms_that_learn_are_torchs(norm: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel has no gradient, so it is asked only where none is wanted."""
+    asked: list[str] = []
+    way = native._kernel
+    monkeypatch.setattr(native, "_kernel", lambda name: asked.append(name) or way(name))  # type: ignore[func-returns-value]
+    layer, x = norm(Dims(width=16, heads=2, layers=1, length=8)), torch.randn(3, 16, requires_grad=True)
+    layer(x).square().sum().backward()
+    assert x.grad is not None and layer.weight.grad is not None and not asked
+    with torch.no_grad():
+        layer(torch.randn(16, 3).T)  # whose rows do not stand one after the other
+        assert not asked
+        layer(x)
+    assert bool(asked) == (native.library() is not None)

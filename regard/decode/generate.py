@@ -42,7 +42,7 @@ def generate(
         eos: the token that ends an answer; None: only length and stop strings end it
         decode: turns ids into text; needed for stop strings
         budget: most tokens side by side, sources, prompts and answers counted; None: 16384, or more if their
-            keys and values fit into 256 MiB
+            keys and values fit into 256 MiB; twice as many where two threads share a batch of beams
         progress: called with (prompts done, prompts in all) when some are done
     """
     rules = rules or Rules()
@@ -50,8 +50,10 @@ def generate(
     _check_stop(rules, decode)
     limits = room(writer, prompts, sources, rules)
     sizes = _sizes(prompts, sources, limits, rules)
-    count = max(1, min(workers(writer), len(sizes)))
-    budget = budget or max(LEAST, HELD // _bytes_of_token(writer))
+    beams = rules.method == "beam" and rules.beam > 1
+    side, times = workers(writer, beams)
+    count = max(1, min(side, len(sizes)))
+    budget = budget or times * max(LEAST, HELD // _bytes_of_token(writer))
     budget = 1 if rules.draft else budget  # who guesses ahead goes alone
     lines = [Waiting(dict(list(sizes.items())[worker::count]), budget) for worker in range(count)]
     empty = Hypothesis([], 0.0, 0.0, "" if decode else None, "length")
@@ -66,7 +68,7 @@ def generate(
         return Beams(Session(writer, starts, read, rules.cache), longest, numbers, rules, eos)
 
     def write(worker: int) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
-        if rules.method == "beam" and rules.beam > 1:
+        if beams:
             for done in searched(begin, lines[worker]):
                 if done:
                     yield [(number, _said(hypotheses, decode)) for number, hypotheses in done]

@@ -1,8 +1,9 @@
 """Batches side by side: small models leave most of a processor idle between their small products.
 
-One thread for each batch uses it better than all threads for each product, as long as the weights are few. No
-answer depends on it, because none depends on its batch. Nor does its last bit depend on which thread was
-quicker: each has a line of its own.
+One thread for each batch uses it better than all threads for each product, as long as the weights are few.
+Rows of beams are many, though: where kernels of our own multiply them, two threads share a batch that is
+twice as large, and do not wait for each other's Python. No answer depends on it, because none depends on its
+batch. Nor does its last bit depend on which thread was quicker: each has a line of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ Out = TypeVar("Out")
 SMALL = 2**26  # bytes of weights up to which a model is small
 
 
-def workers(model: Model) -> int:
-    """How many batches are answered at a time: as many as there are threads, if the model is small."""
-    weights = list(model.parameters())
+def workers(model: Model, beams: bool = False) -> tuple[int, int]:
+    """How many batches are answered at a time, and how many times as large each may be: if the model is
+    small, as many as there are threads, or, of beams that kernels of our own multiply, half as many.
+    """
+    weights, modules = list(model.parameters()), list(model.modules())
     if any(w.device.type != "cpu" for w in weights):
-        return 1
-    held = sum(w.nbytes for w in weights) + sum(getattr(m, "packed_bytes", 0) for m in model.modules())
-    return torch.get_num_threads() if held <= SMALL else 1
+        return 1, 1
+    held = sum(w.nbytes for w in weights) + sum(getattr(m, "packed_bytes", 0) for m in modules)
+    if held > SMALL:
+        return 1, 1
+    threads, shared = torch.get_num_threads(), beams and any(getattr(m, "small", False) for m in modules)
+    return (threads // 2, 2) if shared and threads > 1 else (threads, 1)
 
 
 class Waiting:
@@ -59,7 +65,7 @@ class Waiting:
 
 
 def side_by_side(work: Callable[[int], Iterator[Out]], count: int) -> Iterator[Out]:
-    """What workers 0 .. count - 1 find, a thread each, as they find it."""
+    """What workers 0 .. count - 1 find, each with its share of the threads, as they find it."""
     if count < 2:
         yield from work(0)
         return
@@ -78,7 +84,9 @@ def side_by_side(work: Callable[[int], Iterator[Out]], count: int) -> Iterator[O
             error = raised
         found.put(Ended(error))
 
-    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(
+        count, initializer=torch.set_num_threads, initargs=(threads // count or 1,)
+    ) as pool:
         for number in range(count):
             pool.submit(run, number)
         try:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 KINDS = {"AVX512": "v4", "AVX2": "v3"}  # what torch calls a processor, and what the compiler does
 MOST = 512  # keys of a query, as in kernels.c
+PANEL = 32  # rows of a matrix that stand together, as there
 Three = c_long * 3
 GIVEN: dict[str, list[Any]] = {
     "attend_few": [*[c_void_p] * 5, c_float, *[c_long] * 7, *[Three] * 4],
@@ -28,6 +30,8 @@ GIVEN: dict[str, list[Any]] = {
     "best_words": [*[c_void_p] * 3, *[c_long] * 5, *[c_void_p] * 3],
     "row_times": [*[c_void_p] * 4, *[c_long] * 2],
     "row_of_bytes": [*[c_void_p] * 7, *[c_long] * 2],
+    "rows_times": [*[c_void_p] * 4, *[c_long] * 3],
+    "norm_rows": [*[c_void_p] * 4, c_float, *[c_long] * 3],
 }
 
 
@@ -60,12 +64,16 @@ def attend_few(q_BHLK: Tensor, k_BGMK: Tensor, v_BGMK: Tensor, scale: float, all
     """softmax(scale q k^T) v over the keys that are allowed, and only these are read."""
     (B, H, L, K), (G, M), V = q_BHLK.shape, k_BGMK.shape[1:3], v_BGMK.shape[3]
     y_BLHV = q_BHLK.new_empty(B, L, H, V)  # heads side by side, as the next matrix reads them
-    seen = None if allow is None else allow.expand(B, H, L, M)
-    if seen is not None and seen.stride(3) != 1:
-        seen = seen.contiguous()
+    if allow is not None and (allow.stride(3) != 1 or allow.shape[3] != M):
+        allow = allow.expand(-1, -1, -1, M).contiguous()
     given = (q_BHLK, k_BGMK, v_BGMK)
     where, steps = [t.data_ptr() for t in given], [Three(*t.stride()[:3]) for t in given]
-    mask, step = (None, Three()) if seen is None else (seen.data_ptr(), Three(*seen.stride()[:3]))
+    mask, step = None, Three()
+    if allow is not None:  # one that says the same to all is not written out
+        mask = allow.data_ptr()
+        step = Three(
+            *(0 if n == 1 else by for n, by in zip(allow.shape[:3], allow.stride()[:3], strict=True))
+        )
     _kernel("attend_few")(*where, mask, y_BLHV.data_ptr(), scale, B, H, G, L, M, K, V, *steps, step)
     return y_BLHV.transpose(1, 2)
 
@@ -115,10 +123,26 @@ def best_words(
     return logp_BC, which_2BC[0], which_2BC[1]
 
 
+def can_norm(x: Tensor, *weights: Tensor | None) -> bool:
+    """Whether `norm_rows` takes these: float32, one row after the other, and nothing is to be learned."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(x) is not Tensor or library() is None:
+        return False
+    given = (x, *(w for w in weights if w is not None))
+    return all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in given)
+
+
+def norm_rows(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool = True) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias; of what is not centred, the mean counts as zero."""
+    y, size = torch.empty_like(x), len(weight)
+    given = x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
+    _kernel("norm_rows")(*given, eps, x.numel() // size, size, centred)
+    return y
+
+
 @cache
-def reads_rows() -> bool:
-    """Whether `row_times` is quicker than PyTorch, and `row_of_bytes` than oneDNN, which must sum bytes
-    without loss: on AVX512.
+def multiplies() -> bool:
+    """Whether the products here are quicker than PyTorch's: on AVX512. Those of bytes need VNNI, too, without
+    which oneDNN sums them with loss (`regard.packed.sums_bytes`).
     """
     return library() is not None and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
@@ -142,6 +166,21 @@ def row_of_bytes(
     return y
 
 
+def panels(weight: Tensor) -> Tensor:
+    """W as `rows_times` reads it: some of its rows together, column by column, zeros where there is none."""
+    filled_ND = F.pad(weight, (0, 0, 0, -len(weight) % PANEL))
+    return filled_ND.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def rows_times(x: Tensor, laid: Tensor, bias: Tensor | None, count: int) -> Tensor:
+    """x W^T + b in float32 for any number of rows, where W was laid out by `panels` and has `count` rows."""
+    x, size = x.contiguous(), laid.shape[1]
+    y = x.new_empty(*x.shape[:-1], count)
+    given = x.data_ptr(), laid.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()
+    _kernel("rows_times")(*given, x.numel() // size, count, size)
+    return y
+
+
 def _kernel(name: str) -> Callable[..., None]:
     found = library()
     assert found is not None, "ask first whether it is there"
@@ -155,7 +194,7 @@ def _numbers(*given: Tensor) -> bool:
 def _bytes(*given: Tensor) -> bool:
     if library() is None or torch.compiler.is_compiling():
         return False
-    return all(t.device.type == "cpu" and t.stride(-1) == 1 and not t.requires_grad for t in given)
+    return all(t.is_cpu and t.stride(-1) == 1 and not t.requires_grad for t in given)
 
 
 def _in_bytes(t: Tensor) -> Any:

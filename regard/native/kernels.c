@@ -255,10 +255,89 @@ void row_of_bytes(const float *x, const int8_t *w, const float *scale, const int
     }
 }
 
+#ifdef __AVX512F__
+#define TALL 12 /* rows of x that are multiplied at once: 12 x 2 sums and 2 pieces of W fill 26 of 32 registers */
+#else
+#define TALL 3
+#endif
+#define WIDE 2 /* pieces of W that are multiplied at once */
+
+/* y[r] = x[r] W^T + bias for `tall` rows of x and WIDE * LANES rows of W, of which the first `count` are real. */
+INLINE void tile(const long tall, const float *x, const float *w, const float *bias, float *y, long count, long N,
+                 long size)
+{
+    lanes s[TALL][WIDE];
+#pragma GCC unroll 12
+    for (long r = 0; r < tall; r++)
+        for (long c = 0; c < WIDE; c++) s[r][c] = (lanes){0};
+    for (long i = 0; i < size; i++, w += WIDE * LANES) {
+        const lanes first = *(const lanes *)w, second = *(const lanes *)(w + LANES);
+#pragma GCC unroll 12
+        for (long r = 0; r < tall; r++) {
+            s[r][0] += x[r * size + i] * first;
+            s[r][1] += x[r * size + i] * second;
+        }
+    }
+    float added[WIDE * LANES] = {0};
+    if (bias) memcpy(added, bias, (size_t)count * sizeof(float));
+#pragma GCC unroll 12
+    for (long r = 0; r < tall; r++)
+        for (long c = 0; c < WIDE; c++) {
+            lanes sum = s[r][c] + *(const lanes *)(added + c * LANES);
+            long real = count - c * LANES < LANES ? count - c * LANES : LANES;
+            if (real == LANES)
+                *(lanes *)(y + r * N + c * LANES) = sum;
+            else if (real > 0)
+                memcpy(y + r * N + c * LANES, &sum, (size_t)real * sizeof(float));
+        }
+}
+
+/* y = x W^T + bias for several rows. W stands in panels of WIDE * LANES rows, column by column, the last one filled
+   up with zeros: a panel is near while all rows of x pass by. */
+void rows_times(const float *x, const float *panels, const float *bias, float *y, long rows, long N, long size)
+{
+    const long width = WIDE * LANES, share = 16 * TALL;
+#pragma omp parallel for collapse(2) if (rows * N * size >= 1 << 20)
+    for (long start = 0; start < rows; start += share)
+        for (long n = 0; n < N; n += width) {
+            const long count = N - n < width ? N - n : width, end = start + share < rows ? start + share : rows;
+            const float *w = panels + n * size, *more = bias ? bias + n : NULL;
+            long r = start;
+            for (; r + TALL <= end; r += TALL) tile(TALL, x + r * size, w, more, y + r * N + n, count, N, size);
+            for (; r + TALL / 3 <= end; r += TALL / 3)
+                tile(TALL / 3, x + r * size, w, more, y + r * N + n, count, N, size);
+            for (; r < end; r++) tile(1, x + r * size, w, more, y + r * N + n, count, N, size);
+        }
+}
+
+/* y = (x - mean) / sqrt(mean((x - mean)^2) + eps) weight + bias, row by row; without the mean if not `centred`. */
+void norm_rows(const float *x, const float *weight, const float *bias, float *y, float eps, long rows, long size,
+               long centred)
+{
+#pragma omp parallel for if (rows * size >= 1 << 15)
+    for (long n = 0; n < rows; n++) {
+        const float *from = x + n * size;
+        float *to = y + n * size, mean = 0.0f, square = 0.0f;
+        if (centred) {
+#pragma omp simd reduction(+ : mean)
+            for (long i = 0; i < size; i++) mean += from[i];
+            mean /= (float)size;
+        }
+#pragma omp simd reduction(+ : square)
+        for (long i = 0; i < size; i++) square += (from[i] - mean) * (from[i] - mean);
+        const float factor = 1.0f / sqrtf(square / (float)size + eps);
+        if (bias)
+            for (long i = 0; i < size; i++) to[i] = (from[i] - mean) * factor * weight[i] + bias[i];
+        else
+            for (long i = 0; i < size; i++) to[i] = (from[i] - mean) * factor * weight[i];
+    }
+}
+
 /* room[b, g, place[b, n]] = new[b, n, g]: `size` bytes each, and steps in bytes. */
 void place_rows(char *room, const char *new, const int64_t *place, long B, long N, long G, long size,
                 const long room_step[3], const long new_step[3])
 {
+#pragma omp parallel for if (B * N * G * size >= 1 << 17)
     for (long b = 0; b < B; b++)
         for (long n = 0; n < N; n++)
             for (long g = 0; g < G; g++)
@@ -269,6 +348,7 @@ void place_rows(char *room, const char *new, const int64_t *place, long B, long 
 /* room[to[n], g] = room[from[n], g]: the first `size` bytes of each, and steps in bytes. */
 void move_rows(char *room, const int64_t *to, const int64_t *from, long N, long G, long size, const long step[3])
 {
+#pragma omp parallel for if (N * G * size >= 1 << 17)
     for (long n = 0; n < N; n++)
         for (long g = 0; g < G; g++)
             memcpy(room + to[n] * step[0] + g * step[1], room + from[n] * step[0] + g * step[1], (size_t)size);

@@ -64,7 +64,7 @@ def attend(
             k_BGMK,
             v_BGMK,
             j_BM,
-            ctx.but(pos_BL=ctx.pos_BL.expand(rows, -1).reshape(sources, -1), plain=False),
+            ctx.but(pos_BL=ctx.once(("asked", sources), lambda: _positions(ctx, rows, sources)), plain=False),
             score=score,
             pattern=pattern,
             position=position,
@@ -106,6 +106,10 @@ def attend(
         return _fused(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, causal, dropout)
     more = partial(value.value, i_BL=ctx.pos_BL, j_BM=j_BM) if value is not None else None
     return _explicit(q_BHLK, k_BGMK, v_BGMK, score, allow, bias_BHLM, more, dropout, ctx)
+
+
+def _positions(ctx: Context, rows: int, sources: int) -> Tensor:
+    return ctx.pos_BL.expand(rows, -1).reshape(sources, -1)
 
 
 def _asked(q_NHLK: Tensor, sources: int) -> Tensor:

@@ -105,6 +105,7 @@ class Cache:
         self.columns = max(held, int(live_BM.sum(1).max()) + self.each * new)
         wider = (0, self.columns - held)
         place_BM = F.pad(live_BM, wider).byte().argsort(dim=1, stable=True)[:, : self.each * new]
+        place_BM = place_BM.contiguous()  # all layers read it
         mine_BNL = place_BM.unflatten(1, (self.each, new))
         self.own_BNM = F.pad(self.own_BNM, wider).scatter_(2, mine_BNL, True)
         return place_BM

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.native import reads_rows, row_times
+from regard.native import multiplies, row_times
 from regard.nn.uncompiled import constant
 
 LEAST = 2**16  # smaller matrices lie in a cache, where one thread is as quick
@@ -35,7 +35,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.is_contiguous() and (bias is None or bias.is_contiguous()) and reads_rows():
+    if weight.is_contiguous() and (bias is None or bias.is_contiguous()) and multiplies():
         return row_times(x, weight, bias)
     return _shares(x, weight) if bias is None else _shares(x, weight) + bias
 

@@ -135,8 +135,7 @@ class Every(Slot):
         self, given: tuple[Tensor, ...], place_BM: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same for beams, which write where nobody of their source descends from what stands there."""
-        end, row_B1 = self.cache.columns, torch.arange(len(place_BM), device=place_BM.device)[:, None]
-        more = end - self.cache.before
+        end, more = self.cache.columns, self.cache.columns - self.cache.before
         self.state = tuple(grown(t, self.cache.before, more, 2, t, None) for t in self.state)
         for room, t in zip(self.state, given, strict=True):
             if more > 0:  # not every source fills them, and what is no number would spoil a sum
@@ -145,6 +144,7 @@ class Every(Slot):
             if can_place(room, new_BMGK):
                 place_rows(room, new_BMGK, place_BM)
             else:
+                row_B1 = torch.arange(len(place_BM), device=place_BM.device)[:, None]
                 room[row_B1, :, place_BM] = new_BMGK
         return self._all(dtype)
 

@@ -69,7 +69,7 @@ def test_several_rows_are_compiled_and_others_stepped(capfd: pytest.CaptureFixtu
 def test_short_jobs_and_other_rows_are_never_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that refuses would be noticed."""
     module = sys.modules["regard.decode.generate"]  # its function has the same name
-    monkeypatch.setattr(module, "workers", lambda model: 1)  # not side by side
+    monkeypatch.setattr(module, "workers", lambda model, beams=False: (1, 1))  # not side by side
     model = built()
     expected = generate(model, PROMPT * 2, rules=Rules(length=40))
     compiled(model)

@@ -15,6 +15,8 @@ from regard.decode import Rules, generate
 from regard.decode.beam import Beams
 from regard.decode.engine import Session
 from regard.decode.workers import Waiting, side_by_side, workers
+from regard.native import multiplies
+from regard.packed import packed
 from tests.decode.asked import EOS, Make
 from tests.decode.test_greedy import same
 
@@ -116,9 +118,19 @@ def test_who_shares_a_batch_does_not_depend_on_who_is_quick(
 
 def test_large_models_go_one_after_the_other(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(count=1).model
-    assert workers(model) == 3
+    assert workers(model) == workers(model, beams=True) == (3, 1)
     monkeypatch.setattr("regard.decode.workers.SMALL", 10)
-    assert workers(model) == 1
+    assert workers(model) == (1, 1)
+
+
+def test_two_threads_share_a_batch_of_beams_that_our_kernels_multiply(make: Make) -> None:
+    model = packed(make(count=1).model)
+    assert workers(model) == (3, 1)
+    assert workers(model, beams=True) == ((1, 2) if multiplies() else (3, 1))
+    found = list(side_by_side(lambda worker: iter([torch.get_num_threads()]), 2))
+    assert found == [1, 1] and torch.get_num_threads() == 3
+    torch.set_num_threads(4)
+    assert list(side_by_side(lambda worker: iter([torch.get_num_threads()]), 2)) == [2, 2]
 
 
 def test_a_search_that_is_over_is_let_go_of_before_the_next_begins(

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.native import reads_rows
+from regard.native import multiplies
 from regard.nn import product as module
 from regard.nn.product import Linear, product
 
@@ -17,8 +17,8 @@ from regard.nn.product import Linear, product
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """By the kernel in C, if there is one, and by PyTorch."""
     if request.param == "torch":
-        monkeypatch.setattr(module, "reads_rows", lambda: False)
-    elif not reads_rows():
+        monkeypatch.setattr(module, "multiplies", lambda: False)
+    elif not multiplies():
         pytest.skip("no kernel was compiled for this processor")
     return str(request.param)
 

@@ -178,5 +178,4 @@ class Attention(Mixer):
         return q_BHLK, k_BGMK, v_BGMK, memory.pos_BM, None, q_BHLK
 
     def _split(self, x_BLX: Tensor) -> Tensor:
-        x_BHLK: Tensor = x_BLX.unflatten(-1, (-1, self.size)).transpose(1, 2)
-        return x_BHLK
+        return x_BLX.view(*x_BLX.shape[:2], -1, self.size).transpose(1, 2)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.dims import Dims
+from regard.native import can_norm, norm_rows
 from regard.nn.norm.norm import Norm
 from regard.spec import part
 
@@ -30,4 +31,6 @@ class Rms(Norm):
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """x / rms(x) * g."""
+        if can_norm(x_BLD, self.weight):
+            return norm_rows(x_BLD, self.weight, None, self.eps, centred=False)
         return F.rms_norm(x_BLD, self.weight.shape, self.weight, self.eps)
