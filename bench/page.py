@@ -176,9 +176,9 @@ def main() -> None:
             found.append(run(name, options.rounds, options.quick, options.threads))
         except subprocess.CalledProcessError as problem:  # the others are worth their page
             print(f"bench/{name}.py failed with code {problem.returncode}: left out", file=sys.stderr)
-    text = page(found, options.threads)
-    if not options.quick:
-        options.out.write_text(text, encoding="utf-8")
+        text = page(found, options.threads)
+        if not options.quick:  # after each: who is stopped half-way keeps what was measured
+            options.out.write_text(text, encoding="utf-8")
     print(json.dumps(found, indent=1) if options.json else text)
 
 
