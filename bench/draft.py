@@ -86,7 +86,7 @@ def main() -> None:
             raise SystemExit("the model of letters could not be trained")
         length = LENGTH - PROMPT
         ways = [Rules(length=length), Rules(length=length, method="sample", temperature=0.8, top_k=40)]
-        report("draft", options, [case(folder, rules, 2 if options.quick else 4) for rules in ways])
+        report("draft", options, [case(folder, rules, 2 if options.quick else 16) for rules in ways])
 
 
 if __name__ == "__main__":

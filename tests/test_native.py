@@ -217,6 +217,20 @@ def test_one_row_times_a_matrix_of_bytes(kind: str, rows: int, size: int, biased
         assert (found - wanted).abs().max() <= 1e-5 * (1 + wanted.abs().max())
 
 
+def test_what_is_no_number_is_not_hidden(kind: str) -> None:
+    """One NaN in x, and no number of the answer is any."""
+    if kind == "v4" and not sums_bytes():
+        pytest.skip("this processor does not multiply bytes")
+    x, whole = torch.randn(24), torch.randint(-127, 128, (5, 24), dtype=torch.int8)
+    x[7] = torch.nan
+    found = native.row_of_bytes(x, whole, torch.ones(5), whole.sum(1))
+    assert found.isnan().all()
+    assert native.row_times(x, torch.randn(5, 24), None).isnan().all()
+    assert native.norm_rows(x[None], torch.ones(24), None, 1e-5).isnan().all()
+    rows = native.rows_times(torch.stack([x, torch.ones(24)]), native.panels(torch.randn(5, 24)), None, 5)
+    assert rows[0].isnan().all() and not rows[1].isnan().any()
+
+
 def test_whole_numbers_of_one_row_are_those_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel and by oneDNN: who answers alone gets what he would get among others."""
     layer, x = Whole(torch.randn(300, 200), torch.randn(300)), torch.randn(4, 200)

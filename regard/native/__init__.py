@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 KINDS = {"AVX512": "v4", "AVX2": "v3"}  # what torch calls a processor, and what the compiler does
 MOST = 512  # keys of a query, as in kernels.c
@@ -125,10 +125,11 @@ def best_words(
 
 def can_norm(x: Tensor, *weights: Tensor | None) -> bool:
     """Whether `norm_rows` takes these: float32, one row after the other, and nothing is to be learned."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(x) is not Tensor or library() is None:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or library() is None:
         return False
     given = (x, *(w for w in weights if w is not None))
-    return all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in given)
+    plain = all(type(t) in (Tensor, nn.Parameter) for t in given)  # others have no numbers here
+    return plain and all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in given)
 
 
 def norm_rows(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool = True) -> Tensor:

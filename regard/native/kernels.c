@@ -245,9 +245,13 @@ void row_of_bytes(const float *x, const int8_t *w, const float *scale, const int
                   float *y, uint8_t *held, long N, long size)
 {
     float most = 0.0f;
-    for (long i = 0; i < size; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    const float step = fmaxf(most * (1.0f / 127.0f), 1e-30f);
-    for (long i = 0; i < size; i++) held[i] = (uint8_t)(x[i] / step + 128.5f);
+    int none = 0; /* whether something is no number: then nothing of y is */
+    for (long i = 0; i < size; i++) {
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+        none |= x[i] != x[i];
+    }
+    const float step = none ? NAN : fmaxf(most * (1.0f / 127.0f), 1e-30f);
+    for (long i = 0; i < size; i++) held[i] = none ? 128 : (uint8_t)(x[i] / step + 128.5f);
 #pragma omp parallel for schedule(static)
     for (long n = 0; n < N; n++) {
         float sum = (float)(dot_of_bytes(held, w + n * size, size) - 128 * total[n]);
