@@ -21,6 +21,7 @@ from typing import Literal, cast
 from weakref import WeakValueDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UsageError
@@ -87,10 +88,12 @@ class Packed(nn.Module):
         return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One row is read by all threads as it is; several are multiplied by oneDNN."""
+        """One row is read by all threads as it is; several by oneDNN or our own kernel."""
         if x.numel() == x.shape[-1]:
             return product(x, self.plain, self.bias)
-        if self.small and x.dtype == torch.float32:
+        if self.small:
+            if x.dtype != torch.float32 or x.shape[-1] != self.laid.shape[1]:
+                return F.linear(x, self.plain, self.bias)  # which says what is wrong
             rows = torch.ops.regard.rows if torch.compiler.is_compiling() else rows_times
             return cast(Tensor, rows(x, self.laid, self.bias, len(self.plain)))
         return _multiplied(x, self.laid, self.bias)
@@ -141,7 +144,7 @@ class Whole(Packed):
 
     def forward(self, x: Tensor) -> Tensor:
         """Bytes of x are written from 1 to 255, with 128 for zero."""
-        if self.whole is not None and x.numel() == x.shape[-1] and x.dtype == torch.float32:
+        if self.whole is not None and x.numel() == self.whole.shape[1] and x.dtype == torch.float32:
             row = torch.ops.regard.row_of_bytes if torch.compiler.is_compiling() else row_of_bytes
             y: Tensor = row(x, self.whole, self.scale, self.total, self.bias)
             return y.view(*x.shape[:-1], -1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import regard
 import regard.nn.norm
+import regard.nn.product
 import regard.packed
 from regard import native
 from regard.decode import Rules, generate
@@ -319,3 +320,17 @@ def test_norms_that_learn_are_torchs(norm: type, monkeypatch: pytest.MonkeyPatch
         assert not asked
         layer(x)
     assert bool(asked) == (native.library() is not None)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_of_another_width_are_refused(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel would read beyond their end."""
+    monkeypatch.setattr(regard.nn.product, "LEAST", 1)
+    monkeypatch.setattr(regard.nn.product, "_threads", lambda: 2)
+    sizes = Dims(width=24, heads=2, layers=1, length=8)
+    layers = [regard.nn.norm.Layer(sizes), regard.nn.norm.Rms(sizes), Packed(torch.randn(7, 24), None)]
+    layers += [Whole(torch.randn(7, 24), None), regard.nn.product.Linear(24, 7)]
+    for layer in layers:
+        for width in (12, 48):
+            with torch.no_grad(), pytest.raises(RuntimeError):
+                layer(torch.randn(rows, width))

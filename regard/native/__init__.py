@@ -128,6 +128,8 @@ def can_norm(x: Tensor, *weights: Tensor | None) -> bool:
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or library() is None:
         return False
     given = (x, *(w for w in weights if w is not None))
+    if any(len(w) != x.shape[-1] for w in given[1:]):
+        return False
     plain = all(type(t) in (Tensor, nn.Parameter) for t in given)  # others have no numbers here
     return plain and all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in given)
 

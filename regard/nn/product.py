@@ -64,7 +64,7 @@ LIBRARY.impl("row", lambda x, weight, bias: x.new_empty(len(weight)), "Meta")
 
 def _splits(x: Tensor, weight: Tensor) -> bool:
     """Whether threads can share it: nothing is traced or learned, and the matrix is large and whole."""
-    if torch.is_grad_enabled() or x.device.type != "cpu":
+    if torch.is_grad_enabled() or x.device.type != "cpu" or x.shape[-1] != weight.shape[1]:
         return False
     plain = type(weight) in (Tensor, nn.Parameter) and (weight.is_contiguous() or weight.t().is_contiguous())
     if not plain or weight.numel() < LEAST or torch.is_autocast_enabled("cpu"):
